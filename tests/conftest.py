@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+import random
 import signal
+import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -45,6 +47,16 @@ def no_leftovers(own_temporary_folder: None) -> Iterator[None]:
     """A test ends what it starts, and removes its temporary files."""
     with nothing_left():
         yield
+
+
+@pytest.fixture(autouse=True)
+def same_numbers() -> None:
+    """What a test draws without a seed of its own does not depend on which tests its process ran before."""
+    random.seed(0)
+    if (numpy := sys.modules.get("numpy")) is not None:
+        numpy.random.seed(0)
+    if (torch := sys.modules.get("torch")) is not None:
+        torch.manual_seed(0)
 
 
 @pytest.fixture(scope="session")

@@ -12,7 +12,7 @@ from itertools import count
 from pathlib import Path
 
 MARK = "DOVETAIL_STARTED_BY_TEST"  # in the environment of whatever a test starts, and of what that starts
-PATIENCE_S = 20.0  # to end what is ending; only a test that fails waits so long
+PATIENCE_S = 120.0  # to end what is ending; only a test that fails waits so long
 _numbers = count()
 # Started once by a library, for the rest of the process, whichever test happens to be the first.
 _LASTING_PROCESSES = ("multiprocessing.resource_tracker", "multiprocessing.forkserver")

@@ -95,13 +95,9 @@ class _Cluster:
         self._nodes: dict[str, Any] = {}
 
     def start(self, port: int | None = None) -> str:
-        from ray.cluster_utils import Cluster
+        from tests.ray_cluster import new_cluster
 
-        from tests.ray_cluster import add_nodes
-
-        self._cluster: Any = Cluster()
-        at = {"gcs_server_port": port} if port else {}
-        add_nodes(self._cluster, {"include_dashboard": False, **at})
+        self._cluster: Any = new_cluster({"gcs_server_port": port} if port else {})
         self._address = str(self._cluster.address)
         return self._address
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import stat
+import sys
 from pathlib import Path
 
 import msgspec
@@ -116,3 +117,22 @@ def test_without_a_terminal_progress_is_told_in_lines(capsys: pytest.CaptureFixt
     with progress("running", 5, lines_s=0.01) as done:
         done(3)
         until(seen)
+
+
+def test_many_rows_are_printed_at_once_also_on_a_terminal(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sys.stdout.isatty", lambda: True)
+    monkeypatch.setitem(sys.modules, "rich.table", None)  # which takes milliseconds for each
+    print_table(["n", "why"], [[n, "x" * 300] for n in range(1000)])
+    assert capsys.readouterr().out.splitlines()[-1] == f" 999   {'x' * 300}"
+
+
+@pytest.mark.parametrize("terminal", [False, True])
+def test_a_cell_cannot_command_the_terminal(
+    terminal: bool, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sys.stdout.isatty", lambda: terminal)
+    monkeypatch.setenv("TERM", "dumb")
+    print_table(["name"], [["a\x1b]0;title\x07b\u202ec"]])
+    assert capsys.readouterr().out.splitlines()[-1] == r" a\x1b]0;title\x07b\u202ec"

@@ -248,8 +248,9 @@ def test_failures_that_use_up_their_retries_give_exit_code_3(command: Command) -
 
 def test_an_empty_set_of_requests_is_done_at_once(command: Command, folder: Path) -> None:
     write_requests(folder, [])
-    code, out, _ = command("run", "--gpus", "2", "--format", "json")
+    code, out, err = command("run", "--gpus", "2", "--format", "json")
     assert (code, json.loads(out)["makespan_s"]) == (0, 0.0)
+    assert "there are no requests" in err
 
 
 # --- wrong words ----------------------------------------------------------------------------------

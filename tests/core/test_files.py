@@ -6,6 +6,7 @@ import os
 import stat
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from importlib.util import find_spec, module_from_spec
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ import pytest
 from msgspec import Struct, field
 
 from dovetail.core.errors import InputError
-from dovetail.core.files import Document, is_json_lines, read_bytes
+from dovetail.core.files import Document, is_json_lines, read_bytes, yaml_text
 from dovetail.core.output import written_whole
 
 
@@ -51,6 +52,38 @@ def problem(path: Path, text: str | bytes, to: Any = Config) -> str:
     with pytest.raises(InputError) as caught:
         read(path, to)
     return str(caught.value).replace(f"{path.parent}{os.sep}", "")
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [
+        ("5e-05", 5e-05),
+        ("1e3", 1000),
+        ("-2E+4", -20000),
+        ("1.5e3", 1500),
+        (".5e-1", 0.05),
+        ("1.e2", 100),
+        ("1e-1", 0.1),
+    ],
+)
+def test_numbers_with_an_exponent_are_numbers(path: Path, text: str, value: float) -> None:
+    path.write_text(f"a: {text}\nb: '{text}'\nc: [{text}, x{text}, {text}x]\n")
+    assert Document.read(path).data == {"a": value, "b": text, "c": [value, f"x{text}", f"{text}x"]}
+    assert Document.read(path, as_text=True).data["a"] == text
+
+
+def test_a_count_may_have_an_exponent_if_it_is_whole(path: Path) -> None:
+    path.write_text("models: {a: {memory_gb: 1e-2, layers: [1e3]}}")
+    assert read(path, Config).models["a"] == Model(0.01, [1000])
+    assert problem(path, "models: {a: {memory_gb: 1, layers: [1e-3]}}") == (
+        "config.any:1: models.a.layers.0: expected int, found float"
+    )
+
+
+def test_what_is_written_reads_back_as_it_was(path: Path) -> None:
+    data = {"1e3": "5e-05", "plain": ["e3", "1e", "0x1", "1.5E+10"], "numbers": [1e300, 5e-05, 10**20]}
+    path.write_text(yaml_text(data))
+    assert Document.read(path).data == data
 
 
 @contextmanager
@@ -408,6 +441,25 @@ def test_the_longest_name_that_a_folder_allows_can_be_written(tmp_path: Path) ->
 
 def test_two_files_can_be_written_at_the_same_time(tmp_path: Path) -> None:
     with written_whole(tmp_path / "a") as a, written_whole(tmp_path / "b") as b:
+        a.write(b"a")
+        b.write(b"b")
+    assert [(tmp_path / name).read_bytes() for name in "ab"] == [b"a", b"b"]
+
+
+def fresh(name: str) -> Any:
+    """A module as a program has it that has just begun."""
+    spec = find_spec(name)
+    assert spec is not None
+    assert spec.loader is not None
+    module = module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_programs_on_two_machines_can_write_to_one_folder_at_the_same_time(tmp_path: Path) -> None:
+    """Both have just begun, and have the same process id."""
+    here, there = fresh("dovetail.core.output"), fresh("dovetail.core.output")
+    with here.written_whole(tmp_path / "a") as a, there.written_whole(tmp_path / "b") as b:
         a.write(b"a")
         b.write(b"b")
     assert [(tmp_path / name).read_bytes() for name in "ab"] == [b"a", b"b"]

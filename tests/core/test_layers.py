@@ -22,10 +22,10 @@ ROOMS = {
     *("live", "check", "check.py", "metrics.py", "explain.py", "bounds.py", "export.py", "words.py", "compat"),
 }
 OWN_ROOMS = {
-    "cluster": "checkpoint.py goodput header.py ideal.py narrate.py rounding rules.py study.py sweeps virtual_time.py",
-    "dispatch": "chunk.py derivatives measure.py recording.py replay.py",
+    "cluster": "checkpoint.py goodput header.py narrate.py rounding rules.py study.py sweeps virtual_time.py",
+    "dispatch": "chunk.py derivatives map.py measure.py recording.py replay.py",
     "host": "admission.py agent.py check_state.py cores.py curves.py experiment.py options.py program.py",
-    "pipeline": "hardware.py models pareto.py plan.py profile route.py",
+    "pipeline": "hardware.py language models pareto.py plan.py profile route.py",
     "workflow": "capacity.py choices.py facts.py gpus plan_over_time.py problem.py study.py tenants",
 }
 # Base classes of policies, in policies/base.py of each level, or view.py beside it: what a policy is, what it sees.

@@ -94,7 +94,7 @@ def test_a_table_can_be_written_by_hand(tmp_path: Path) -> None:
         ),
         (
             "rates:\n- {kind: a, device: b, rate: 1, source: guessed}\n",
-            "2: rates.0.source: Invalid enum value 'guessed'",
+            "2: rates.0.source: expected estimated or given or measured, found 'guessed'",
         ),
         (
             "rates:\n- {kind: a, device: b, rate: 1}\n- {kind: a, device: b, rate: 2}\n",

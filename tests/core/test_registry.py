@@ -14,6 +14,7 @@ import pytest
 from dovetail.core import registry
 from dovetail.core.errors import InputError
 from dovetail.core.journal import Reader
+from dovetail.core.policy_source import read_policies
 from dovetail.core.registry import policy
 
 ROOT = Path(__file__).parents[2]
@@ -325,3 +326,21 @@ def test_a_policy_of_ones_own_is_called_by_its_class() -> None:
     assert registry.choose("host", given) == ("Needy", given)
     with pytest.raises(InputError, match="has its options already; found what"):
         registry.choose("host", given, {"what": 3})
+
+
+def test_an_example_in_a_docstring_is_no_policy(tmp_path: Path) -> None:
+    source = '''"""Ours.
+
+    @policy("example", level="host")
+    def example(view): ...
+"""
+# policy("comment", level="host")
+@policy("one", level="host")
+class One:
+    """As policy("two", level="host") does."""
+
+
+three = policy("three", level="host")(One)
+'''
+    (tmp_path / "ours.py").write_text(source)
+    assert list(read_policies("somewhere", [str(tmp_path)], "host")) == ["one", "three"]

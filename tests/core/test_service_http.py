@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import http.client
+import os
 import socket
 import stat
 from collections.abc import AsyncGenerator, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from threading import Barrier
 from typing import Any
 
 import pytest
@@ -154,6 +157,19 @@ def test_the_token_is_for_its_user_alone(folder: Path) -> None:
         read_token(folder / "none")
 
 
+def test_those_who_make_a_token_at_once_have_the_same(folder: Path) -> None:
+    """Nobody reads one that another is about to write."""
+    together = Barrier(8)
+
+    def made(_: int) -> str:
+        together.wait()
+        return token_in(folder / "token")
+
+    with ThreadPoolExecutor(8) as threads:
+        assert len(set(threads.map(made, range(8)))) == 1
+    assert os.listdir(folder) == ["token"]
+
+
 def test_the_token_comes_from_the_environment_for_a_url(monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:
     with pytest.raises(
         InputError, match=f"its token is not known; name its file with --token-file, or set {TOKEN_VARIABLE}"
@@ -243,9 +259,10 @@ def test_headers_that_never_end_are_not_waited_for(
 ) -> None:
     monkeypatch.setattr("dovetail.core.service.server._HEADERS_WITHIN_S", 0.1)
     assert raw(server, b"GET /hea") == b""
+    assert raw(server, b"") == b""
+    monkeypatch.setattr("dovetail.core.service.server._HEADERS_WITHIN_S", 1.0)  # who sends whole ones has the time
     whole = b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n"
     assert raw(server, whole + b"GET").startswith(b"HTTP/1.1 200 ")
-    assert raw(server, b"") == b""
 
 
 def test_methods(server: HttpServer, client: HttpClient) -> None:

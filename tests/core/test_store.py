@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import sqlite3
 import subprocess
 import sys
 from pathlib import Path
@@ -12,7 +13,7 @@ import pytest
 
 from dovetail.core.errors import InputError
 from dovetail.core.events import Arrived, WakeAt
-from dovetail.core.service.store import Store, StoreError
+from dovetail.core.service.store import _TABLES, Store, StoreError
 
 
 def test_what_was_kept_is_read_back(tmp_path: Path) -> None:
@@ -78,6 +79,32 @@ def test_a_file_of_something_else_is_refused(tmp_path: Path) -> None:
     (tmp_path / "state.db").write_text("these are words, not a database\n" * 100)
     with pytest.raises(InputError, match="not a store"):
         Store(tmp_path / "state.db")
+
+
+def test_bytes_are_kept_as_they_are(tmp_path: Path) -> None:
+    with Store(tmp_path / "state.db") as store:
+        store.put("value", "7", {"data": bytes(300_000)})
+        assert store.find("value", "7", dict[str, bytes]) == {"data": bytes(300_000)}
+        ((size,),) = store._rows("select length(desired) from things")
+        assert size < 300_100
+
+
+def test_a_store_of_the_first_version_goes_on_as_it_was(tmp_path: Path) -> None:
+    """It holds things as JSON, bytes among them as base64."""
+    path = tmp_path / "state.db"
+    with sqlite3.connect(path) as old:
+        for table in _TABLES.split(";"):
+            old.execute(table)
+        old.execute("insert into things values ('value', '7', '{\"data\":\"aGVsbG8=\"}', '{\"pid\":3}')")
+        old.execute("pragma user_version=1")
+    old.close()
+    for _ in range(2):
+        with Store(path) as store:
+            store.put("value", "8", {"data": b"there"})
+            found = {
+                name: (wanted["data"], known) for name, wanted, known in store.things("value", dict[str, bytes], dict)
+            }
+            assert found == {"7": (b"hello", {"pid": 3}), "8": (b"there", None)}
 
 
 def test_a_newer_version_is_refused(tmp_path: Path) -> None:

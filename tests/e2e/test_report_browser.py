@@ -19,9 +19,10 @@ from dovetail.core.resources import Device, DeviceType, Pool
 from dovetail.report.collect import collect
 from dovetail.report.html import page
 from dovetail.workflow.words import WORDS as WORKFLOW
+from tests.waiting import PATIENCE_S
 
 if TYPE_CHECKING:
-    from playwright.sync_api import Browser, Page
+    from playwright.sync_api import Browser, BrowserContext, Page
 
 EVIL = "</script><script>window.evil = 1</script><img src=x onerror='window.evil = 2'>"
 _FLAGS = [
@@ -51,9 +52,16 @@ def browser() -> Iterator[Browser]:
     except ImportError:
         _unavailable("the Python package playwright is not installed")
     with sync_playwright() as playwright:
-        running = playwright.chromium.launch(executable_path=chromium, args=_FLAGS)
+        running = playwright.chromium.launch(executable_path=chromium, args=_FLAGS, timeout=1000 * PATIENCE_S)
         yield running
         running.close()
+
+
+def new_context(browser: Browser, **options: Any) -> BrowserContext:
+    """One that waits as long as a busy machine takes."""
+    context = browser.new_context(**options)
+    context.set_default_timeout(1000 * PATIENCE_S)
+    return context
 
 
 def journal(path: Path, policy: str, kinds: int = 5, works: int = 60) -> Path:
@@ -128,7 +136,7 @@ def opened(browser: Browser, tmp_path: Path, request: pytest.FixtureRequest) -> 
     policies, options = getattr(request, "param", (["fifo"], {}))
     file = tmp_path / "page.html"
     file.write_text(page([collect(journal(tmp_path / f"{name}.jsonl", name)) for name in policies]), encoding="utf-8")
-    context = browser.new_context(**{"viewport": {"width": 1280, "height": 900}, **options})
+    context = new_context(browser, **{"viewport": {"width": 1280, "height": 900}, **options})
     seen = Opened(context.new_page(), file)
     yield seen
     assert seen.complaints == []
@@ -255,7 +263,7 @@ def test_without_javascript_figures_and_tables_are_all_there(browser: Browser, t
     file = tmp_path / "page.html"
     stories = [collect(journal(tmp_path / f"{name}.jsonl", name)) for name in ("fifo", "affinity")]
     file.write_text(page(stories), encoding="utf-8")
-    context = browser.new_context(java_script_enabled=False)
+    context = new_context(browser, java_script_enabled=False)
     tab = context.new_page()
     tab.goto(file.as_uri())
     assert tab.get_by_text("drawn with JavaScript, which is off here").is_visible()
@@ -289,7 +297,7 @@ def rounds(path: Path, devices: int, leases: bool = True) -> Path:
 def test_jobs_that_share_an_accelerator_lie_below_each_other(browser: Browser, tmp_path: Path, devices: int) -> None:
     file = tmp_path / "page.html"
     file.write_text(page([collect(rounds(tmp_path / "run.jsonl", devices))]), encoding="utf-8")
-    tab = browser.new_context(viewport={"width": 1280, "height": 900}).new_page()
+    tab = new_context(browser, viewport={"width": 1280, "height": 900}).new_page()
     seen = Opened(tab, file)
     assert seen.canvas.get_attribute("data-drawn") == str(devices + 1)
     box = seen.canvas.bounding_box()
@@ -310,7 +318,7 @@ def test_jobs_that_share_an_accelerator_lie_below_each_other(browser: Browser, t
 def test_a_summary_is_a_page_without_a_canvas(browser: Browser, tmp_path: Path) -> None:
     file = tmp_path / "page.html"
     file.write_text(page([collect(rounds(tmp_path / "run.jsonl", 8, leases=False))]), encoding="utf-8")
-    tab = browser.new_context().new_page()
+    tab = new_context(browser).new_page()
     complaints: list[str] = []
     tab.on("console", lambda message: complaints.append(message.text))
     tab.on("pageerror", lambda error: complaints.append(str(error)))

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from dovetail.core.events import Arrived, Complete, Failed, Finished, Reject, Start
-from dovetail.core.journal import Header, Writer
+from dovetail.core.journal import Clock, Header, Writer
 from dovetail.core.resources import Device, DeviceType, Pool
 from dovetail.workflow.words import WORDS
 
@@ -45,12 +45,15 @@ def write(tmp_path: Path) -> Write:
         summary: dict[str, Any] | None = SUMMARY,
         policy: str = "fifo",
         devices: int = 3,
+        options: dict[str, Any] | None = None,
+        clock: Clock | None = None,
         **facts: Any,
     ) -> Path:
         path = tmp_path / f"{name}.jsonl"
         kinds = {"a100": DeviceType("a100"), "l4": DeviceType("l4", speed=0.5)}
         pool = Pool(tuple(Device(i, "l4" if i == 2 else "a100", i // 2) for i in range(devices)), kinds)
-        header = Header(level="workflow", policy=policy, mode="simulated", pool=pool, facts=facts, words=WORDS)
+        of: dict[str, Any] = {"level": "workflow", "policy": policy, "mode": "simulated", "options": options or {}}
+        header = Header(**of, clock=clock or Clock(), pool=pool, facts=facts, words=WORDS)
         with Writer(path, header) as writer:
             for n, (t, events) in enumerate(steps, start=1):
                 writer.step(n, t, events)

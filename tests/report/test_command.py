@@ -13,6 +13,9 @@ from cyclopts import App
 from dovetail import cli
 from dovetail.cli.report import report
 from dovetail.core.errors import InputError, MissingExtraError
+from dovetail.core.journal import Clock
+from dovetail.report import html
+from dovetail.report.collect import collect
 
 Write = Callable[..., Path]
 
@@ -54,6 +57,23 @@ def test_runs_with_the_same_name_and_policy_get_files_of_their_own(write: Write,
     path = write()
     report(path, path, out=tmp_path / "x.html", perfetto=True)
     assert sorted(p.name for p in tmp_path.glob("*.json")) == ["x.fifo_1_.trace.json", "x.fifo_2_.trace.json"]
+
+
+def test_runs_of_one_policy_are_told_apart_by_its_options(write: Write, tmp_path: Path) -> None:
+    both = [write("000001", options={"preload": True, "rules": {"round_s": 360}}), write("000002")]
+    page = html.page([collect(path) for path in both])
+    assert "fifo preload=true</" in page
+    assert "fifo (1)" not in page
+    assert "rules=" not in page
+
+
+def test_the_page_of_a_services_journal_says_what_it_is(write: Write) -> None:
+    path = write("000001", options={"preload": True}, clock=Clock("monotonic"))
+    page = html.page([collect(path)])
+    assert "<h1>fifo, journal 000001</h1>" in page
+    assert "policy <b>fifo preload=true</b>" in page
+    assert "monotonic clock" in page
+    assert "wrong by at most" not in page
 
 
 def test_an_interrupted_journal_gives_a_page(write: Write, capsys: pytest.CaptureFixture[str]) -> None:

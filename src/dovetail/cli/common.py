@@ -5,15 +5,18 @@ from __future__ import annotations
 import os
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
 from typing import Annotated, Any, Literal
+from unicodedata import combining, east_asian_width
 
 from cyclopts import Parameter
 
 from dovetail.core.errors import InputError, cannot_write
 from dovetail.core.output import atomic_write as atomic_write  # the commands find it here with the rest
+from dovetail.core.output import printable
 
 Format = Literal["table", "json"]
 Flag = Annotated[bool, Parameter(negative=())]  # given or not; there is no --no-...
@@ -21,7 +24,7 @@ Force = Annotated[bool, Parameter(name=["--force", "-f"], negative=())]
 Numbers = Annotated[tuple[int, ...], Parameter(consume_multiple=True, negative=())]
 Pairs = Annotated[list[str], Parameter(consume_multiple=True, negative=())]  # NAME=VALUE, any number
 
-_PIPED_WIDTH = 100_000  # columns; wide enough that no cell is ever wrapped for a reader that is a program
+_MANY_ROWS = 500  # for more, the terminal itself breaks lines: to find widths for all would take seconds
 
 
 def print_json(obj: Any) -> None:
@@ -46,37 +49,98 @@ def print_table(columns: Sequence[str], rows: Iterable[Sequence[object]], title:
      fcfs           12.5
      sjf               9
     """
+    content = [list(row) for row in rows]
+    known = [[row[i] for row in content if row[i] is not None] for i in range(len(columns))]
+    right = [bool(cells) and all(map(_is_number, cells)) for cells in known]
+    texts = [[_text(cell) for cell in row] for row in content]
+    if not sys.stdout.isatty() or len(texts) > _MANY_ROWS:
+        print("\n".join(_plain_lines(columns, texts, right, title)))
+        return
     from rich import box
     from rich.console import Console
     from rich.table import Table
 
-    content = [list(row) for row in rows]
     table = Table(title=title or None, title_justify="left", box=box.SIMPLE_HEAD, show_edge=False)
-    for i, heading in enumerate(columns):
-        cells = [row[i] for row in content if row[i] is not None]
-        right = bool(cells) and all(map(_is_number, cells))
-        table.add_column(heading, justify="right" if right else "left", overflow="fold")
-    for row in content:
-        table.add_row(*map(_text, row))
-    tty = sys.stdout.isatty()
-    width = None if tty else _PIPED_WIDTH
-    console = Console(force_terminal=tty, width=width, markup=False, emoji=False, highlight=False)
+    for heading, is_right in zip(columns, right, strict=True):
+        table.add_column(heading, justify="right" if is_right else "left", overflow="fold")
+    for row in texts:
+        table.add_row(*row)
+    console = Console(force_terminal=True, markup=False, emoji=False, highlight=False)
     with console.capture() as captured:
         console.print(table)
     # Not printed by rich itself: it would end the program on a closed pipe, with its own exit code.
     print("\n".join(line.rstrip() for line in captured.get().splitlines()))
 
 
-def interval(apart: Mapping[str, Any] | None) -> str:
-    """A ratio that was found pair by pair, its 95 % interval, and a star where that leaves 1 out.
+def _plain_lines(
+    columns: Sequence[str], rows: Sequence[Sequence[str]], right: Sequence[bool], title: str
+) -> Iterator[str]:
+    """A table whose lines are as long as they are."""
+    widths = [max(map(_width, column)) for column in zip(columns, *rows, strict=True)]
+    if title:
+        yield title
+    for i, row in enumerate((columns, *rows)):
+        gaps = [" " * (width - _width(cell)) for cell, width in zip(row, widths, strict=True)]
+        cells = [gap + cell if r else cell + gap for cell, gap, r in zip(row, gaps, right, strict=True)]
+        yield f" {'   '.join(cells)}".rstrip()
+        if not i:
+            yield "─" * (sum(widths) + 3 * len(widths) - 1)
 
-    >>> interval({"ratio": 0.9, "least": 0.85, "most": 0.95}), interval({"ratio": 0.9, "least": 0.8, "most": 1.01})
-    ('0.900 (0.850 to 0.950) *', '0.900 (0.800 to 1.010)')
+
+def _width(text: str) -> int:
+    """How many columns of a terminal a text takes.
+
+    >>> _width("a100"), _width("模型")
+    (4, 4)
     """
-    if apart is None or apart["ratio"] is None or apart["least"] is None:
+    if text.isascii():
+        return len(text)
+    return sum(0 if combining(c) else 1 + (east_asian_width(c) in "WF") for c in text)
+
+
+def live_table(columns: Sequence[str], rows: Iterable[Sequence[object]]) -> Any:
+    """A table of a screen that changes; figures are short."""
+    from rich import box
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(box=box.SIMPLE, padding=(0, 1, 0, 0))
+    for column in columns:
+        table.add_column(column, overflow="fold")
+    for row in rows:
+        table.add_row(*(Text(_short(cell)) for cell in row))
+    return table
+
+
+def _short(value: Any) -> str:
+    """
+    >>> [_short(value) for value in (None, "", 0.12345, 12345.6, ["a", "b"])]
+    ['-', '-', '0.123', '12346', 'a,b']
+    """
+    if isinstance(value, float):
+        return f"{value:.0f}" if value >= 1000 else f"{value:.3g}"
+    if isinstance(value, list):
+        value = ",".join(map(str, value))
+    return "-" if value in (None, "") else printable(str(value))
+
+
+def interval(apart: Mapping[str, Any] | None) -> str:
+    """A ratio that was found pair by pair, its 95 % interval, and a star where that leaves 1 out: then with as many
+    digits as it takes to see it.
+
+    >>> interval({"ratio": 0.9, "least": 0.8, "most": 1.01, "sure": False})
+    '0.900 (0.800 to 1.010)'
+    >>> interval({"ratio": 0.99, "least": 0.98, "most": 0.99996, "sure": True})
+    '0.99000 (0.98000 to 0.99996) *'
+    """
+    if apart is None or apart["ratio"] is None:
         return ""
-    star = "" if apart["least"] <= 1 <= apart["most"] else " *"
-    return f"{apart['ratio']:.3f} ({apart['least']:.3f} to {apart['most']:.3f}){star}"
+    if apart["least"] is None:
+        return f"{apart['ratio']:.3f}"
+    ends = (apart["least"], apart["most"])
+    digits = next((n for n in range(3, 9) if not apart["sure"] or all(round(end, n) != 1 for end in ends)), 9)
+    shown = [f"{value:.{digits}f}" for value in (apart["ratio"], *ends)]
+    return f"{shown[0]} ({shown[1]} to {shown[2]})" + (" *" if apart["sure"] else "")
 
 
 def _is_number(value: object) -> bool:
@@ -95,7 +159,7 @@ def _text(value: object) -> str:
         return "yes" if value else "no"
     if isinstance(value, float):
         return f"{value:.6g}" if abs(value) < 1e6 else f"{value:.0f}"
-    return str(value)
+    return printable(str(value))
 
 
 @contextmanager
@@ -241,3 +305,20 @@ def folder_for(out: Path) -> Iterator[None]:
             with suppress(OSError):
                 folder.rmdir()
         raise
+
+
+def show_live(look: Callable[[], Any], every_s: float, once: bool = False) -> None:
+    """Show what there is to see as it changes, until Ctrl-C; once, as plain lines, where there is no terminal."""
+    from rich.console import Console
+
+    if once or not sys.stdout.isatty():
+        with (console := Console(width=None if sys.stdout.isatty() else 200)).capture() as shown:
+            console.print(look())
+        print("\n".join(line.rstrip() for line in shown.get().splitlines()))
+        return
+    from rich.live import Live
+
+    with Live(screen=True, auto_refresh=False) as live, suppress(KeyboardInterrupt):
+        while True:
+            live.update(look(), refresh=True)
+            time.sleep(every_s)

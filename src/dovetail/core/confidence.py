@@ -40,7 +40,8 @@ class Paired(Struct, frozen=True, kw_only=True):
     """By how much the second of two is larger, pair by pair: what makes pairs differ, which both share, is not in it.
 
     `ratio` is the geometric mean of the pairs' ratios and `least` to `most` its 95 % confidence interval; None where a
-    value is not above 0. `sure` says whether the difference's interval leaves 0 out; one pair is never sure.
+    value is not above 0. `sure` says whether the ratio's interval leaves 1 out, as times are larger by some part rather
+    than by some seconds; where there is no ratio, whether the difference's leaves 0 out. One pair is never sure.
     """
 
     pairs: int
@@ -65,11 +66,13 @@ def paired(one: Mapping[_Key, float], two: Mapping[_Key, float]) -> Paired | Non
         return None
     apart = mean([two[key] - one[key] for key in common])
     ratio = least = most = None
+    sure = len(common) > 1 and abs(apart.value) > apart.half
     if all(one[key] > 0 and two[key] > 0 for key in common):
         logs = mean([math.log(two[key] / one[key]) for key in common])
         ratio = math.exp(logs.value)
         if len(common) > 1:
             least, most = math.exp(logs.value - min(logs.half, 700.0)), math.exp(min(logs.value + logs.half, 700.0))
+            sure = abs(logs.value) > logs.half
     return Paired(
         pairs=len(common),
         difference=apart.value,
@@ -78,7 +81,7 @@ def paired(one: Mapping[_Key, float], two: Mapping[_Key, float]) -> Paired | Non
         least=least,
         most=most,
         smaller_in=sum(two[key] < one[key] for key in common),
-        sure=len(common) > 1 and abs(apart.value) > apart.half,
+        sure=sure,
     )
 
 

@@ -215,7 +215,7 @@ def serve(
     if loop.n:
         executor.restore(loop.guard.desired, now)
         inbox.put(*(PrepareEnded(id, "it was lost in a restart") for id in loop.guard.preparing))
-    onward = _Onward(clock, now)
+    onward = OnwardClock(clock, now)
     while True:
         taken = inbox.take(wakes.wait_s(onward()))
         now = onward()
@@ -254,7 +254,7 @@ def _sides(events: Sequence[Recorded]) -> tuple[list[Stimulus], list[Instruction
     return [e for e in events if isinstance(e, Stimulus)], [e for e in events if isinstance(e, Instruction)]
 
 
-class _Onward:
+class OnwardClock:
     """A clock that never goes back, nor stands still until the one behind it has caught up."""
 
     def __init__(self, clock: Callable[[], float], at_s: float) -> None:

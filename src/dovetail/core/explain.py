@@ -26,6 +26,7 @@ from dovetail.core.events import (
     Stop,
 )
 from dovetail.core.journal import Ended, Header, Reader, Recorded
+from dovetail.core.preloads import Preloads
 from dovetail.core.tasks import Task, TaskGraph, TaskGraphError
 
 _SHOWN = 10
@@ -146,7 +147,7 @@ class _Witness:
         self._stories: dict[str, Explanation] = {}
         self._left: list[int] = []
         self._running: dict[tuple[str, str | int], Other] = {}  # preloads by number
-        self._ahead: dict[tuple[tuple[int, ...], str], Turn] = {}  # preloads that nobody has used
+        self._ahead: Preloads[tuple[int, Turn]] = Preloads()  # their numbers
         self._waits: dict[str, _Wait] = {}
         self._began: list[tuple[float, Other]] = []  # at this instant: when ready, and what
 
@@ -188,23 +189,19 @@ class _Witness:
         key = ("preload", event.id)
         if isinstance(event, PrepareEnded):
             self._running.pop(key, None)
+            self._ahead.end(event)
             return
         self._running[key] = Other("preload", str(event.id), event.kind, event.devices, t, event.why)
-        self._ahead[event.devices, event.kind] = Turn(t, "was preloaded", event.why, event.devices)
+        self._ahead.begin(event, (event.id, Turn(t, "was preloaded", event.why, event.devices)))
 
     def _find_prepared(self, start: Start) -> None:
         """What was loaded ahead for a task, or still is: it has the devices from here on."""
-        told = self._ahead.pop((start.devices, start.kind), None)
-        under_way = [
-            key
-            for key, other in self._running.items()
-            if isinstance(key[1], int) and (other.devices, other.kind) == (start.devices, start.kind)
-        ]
-        for key in under_way:
-            del self._running[key]
+        found = self._ahead.find(start)
+        if found is not None:
+            self._running.pop(("preload", found.kept[0]), None)
         story = self._stories.get(start.task) if start.job == self._job else None
         if story is not None:
-            story.preload = told if under_way or not start.setup_s else None
+            story.preload = found.kept[1] if found is not None and found.used else None
 
     def _observe(self, t: float, event: Observed | Settled) -> None:
         if isinstance(event, Settled):
@@ -440,7 +437,8 @@ def _wait(story: Explanation) -> list[str]:
     lines, free = [], story.free_when_ready
     if free is not None and len(free) < story.width:
         held = ", ".join(f"{list(o.devices)} by {o.job}/{o.task} ({o.kind})" for o in story.holders[:_SHOWN])
-        lines.append(f"Only {_free(len(free))} when it became ready" + (f"; held were {held}." if held else "."))
+        few = f"Only {_free(len(free))}" if free else "No device was free"
+        lines.append(f"{few} when it became ready" + (f"; held were {held}." if held else "."))
     elif free is not None and story.fragmented:
         named = ", ".join(map(str, free[:_SHOWN])) + (", ..." if len(free) > _SHOWN else "")
         lines.append(f"{_free(len(free))} then ({named}), but no {story.width} side by side.")

@@ -6,7 +6,7 @@ import os
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, BinaryIO, TypeVar
+from typing import Any, BinaryIO, ClassVar, TypeVar
 
 import msgspec
 import yaml
@@ -19,7 +19,9 @@ T = TypeVar("T")
 Key = str | int
 Source = str | os.PathLike[str] | Mapping[str, Any] | Sequence[Any] | Any  # the last: a struct or a frame
 _SafeLoader: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+_SafeDumper: Any = getattr(yaml, "CSafeDumper", yaml.SafeDumper)
 _MERGE = "tag:yaml.org,2002:merge"
+_EXPONENT = re.compile(r"[-+]?(?:[0-9]+\.?[0-9]*|\.[0-9]+)[eE][-+]?[0-9]+$")
 _BOM = b"\xef\xbb\xbf"
 _PATH = re.compile(r" - at (`key` in )?`(\$[^`]*)`$")
 _STEP = re.compile(r"\.([^.\[\]]+)|\[(\d+|\.\.\.)\]")
@@ -45,9 +47,10 @@ class Document:
         self._root: Any = None
 
     @classmethod
-    def read(cls, path: Path) -> Document:
+    def read(cls, path: Path, as_text: bool = False) -> Document:
+        """What a file holds; `as_text`: with every value and key as the text that stands there."""
         text = read_bytes(path)
-        return cls(path, text, parse(path, text))
+        return cls(path, text, parse(path, text, as_text))
 
     @classmethod
     def of(cls, source: Source, name: str) -> Document:
@@ -60,6 +63,8 @@ class Document:
         """
         if isinstance(source, str | os.PathLike):
             return cls.read(as_path(source, name))
+        if isinstance(source, cls):
+            return source
         data = plain(source)
         if not isinstance(data, dict | list):
             raise InputError(f"{name}: expected a path, dicts, lists or a frame, found {source!r}")
@@ -146,19 +151,37 @@ def explain(error: msgspec.ValidationError, to: Any = None) -> tuple[list[Key], 
         key = unknown.group(1)
         message = f"unknown key {key!r}{did_you_mean(key, _known_keys(to, keys))}"
         keys.append(key)
+    if message.startswith("Invalid enum value "):
+        word = message.removeprefix("Invalid enum value ").strip("'")
+        known = [str(value) for kind in _types_at(to, keys) for value in _choices(kind)]
+        message = f"expected {' or '.join(known)}, found {word!r}{did_you_mean(word, known)}" if known else message
+        message = message.partition("; known: ")[0]
     message = message.replace("Object missing required field", "missing key")
     message = re.sub(r"^Expected `(.*)`, got `(.*)`$", r"expected \1, found \2", message)
     return keys, re.sub(r"^Expected `(\w+)`", r"expected \1", message)
 
 
+def _choices(kind: inspect.Type) -> Sequence[Any]:
+    """The values that may stand here, where they are few."""
+    if isinstance(kind, inspect.LiteralType):
+        return kind.values
+    return [each.value for each in kind.cls] if isinstance(kind, inspect.EnumType) else ()
+
+
 def _known_keys(to: Any, keys: Sequence[Key]) -> list[str]:
     """The keys that a struct may have which these keys lead to."""
+    types = _types_at(to, keys)
+    return [field.encode_name for kind in types if isinstance(kind, inspect.StructType) for field in kind.fields]
+
+
+def _types_at(to: Any, keys: Sequence[Key]) -> list[inspect.Type]:
+    """What these keys lead to may be."""
     types = [] if to is None else [inspect.type_info(to)]
     for key in [*keys, None]:
         types = [kind for each in types for kind in (each.types if isinstance(each, inspect.UnionType) else (each,))]
         if key is not None:
             types = [inner for kind in types for inner in _inside(kind, key)]
-    return [field.encode_name for kind in types if isinstance(kind, inspect.StructType) for field in kind.fields]
+    return types
 
 
 def _inside(kind: inspect.Type, key: Key) -> list[inspect.Type]:
@@ -252,8 +275,40 @@ class _Loader(_SafeLoader):  # type: ignore[misc]
         except ValueError as error:
             raise yaml.MarkedYAMLError(problem=f"{node.value}: {error}", problem_mark=node.start_mark) from None
 
+    def construct_yaml_float(self, node: yaml.ScalarNode) -> float:
+        """1e3 is as good a count as 1000."""
+        value = float(super().construct_yaml_float(node))
+        whole = "e" in node.value.lower() and abs(value) < 2**53 and value.is_integer()
+        return int(value) if whole else value
+
 
 _Loader.add_constructor("tag:yaml.org,2002:timestamp", _Loader.construct_yaml_timestamp)
+_Loader.add_constructor("tag:yaml.org,2002:float", _Loader.construct_yaml_float)
+# YAML 1.1 wants a dot and a sign in such numbers, and makes text of 5e-05 and 1e3, which 1.2 and JSON read as numbers.
+_Loader.add_implicit_resolver("tag:yaml.org,2002:float", _EXPONENT, list("-+.0123456789"))
+
+
+class _Dumper(_SafeDumper):  # type: ignore[misc]
+    """YAML that reads back as it was: text that looks like one of these numbers stands in quotes."""
+
+
+_Dumper.add_implicit_resolver("tag:yaml.org,2002:float", _EXPONENT, list("-+.0123456789"))
+
+
+def yaml_text(data: Any, *, sort_keys: bool = False, default_flow_style: bool | None = False) -> str:
+    """Data as YAML.
+
+    >>> yaml_text({"job": "1e3", "rate": 1e300})
+    "job: '1e3'\\nrate: 1.0e+300\\n"
+    """
+    layout: dict[str, Any] = {"sort_keys": sort_keys, "default_flow_style": default_flow_style, "allow_unicode": True}
+    return str(yaml.dump(data, Dumper=_Dumper, **layout))
+
+
+class _TextLoader(_Loader):
+    """YAML in which nothing but text is known."""
+
+    yaml_implicit_resolvers: ClassVar[dict[str, Any]] = {}
 
 
 class _DoubleKeyError(yaml.MarkedYAMLError):
@@ -262,16 +317,16 @@ class _DoubleKeyError(yaml.MarkedYAMLError):
         super().__init__(problem=problem, problem_mark=second.start_mark)
 
 
-def parse(path: Path, text: bytes) -> Any:
+def parse(path: Path, text: bytes, as_text: bool = False) -> Any:
     """JSON if it is JSON, YAML otherwise."""
     wrong: Exception | None = None
     try:
-        if text.lstrip()[:1] in b"{[":
+        if not as_text and text.lstrip()[:1] in b"{[":
             try:
                 return msgspec.json.decode(text)
             except (msgspec.DecodeError, UnicodeDecodeError) as error:
                 wrong = error
-        return yaml.load(text, Loader=_Loader)
+        return yaml.load(text, Loader=_TextLoader if as_text else _Loader)
     except RecursionError:
         raise InputError(f"{path}: is nested too deeply") from None
     except (yaml.YAMLError, UnicodeDecodeError, ValueError) as error:

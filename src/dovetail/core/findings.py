@@ -86,7 +86,9 @@ class Report(Struct, frozen=True):
 
     @classmethod
     def of(cls, log: str, kind: str, faults: Findings, notes: Sequence[str], counted: Mapping[str, float]) -> Report:
-        return cls(log, kind, not faults.counts, faults.counts, faults.first, [*faults.notes, *notes], dict(counted))
+        """Of a run that did not end no bound is told: it might still keep it."""
+        told = {key: value for key, value in counted.items() if not (faults.interrupted and key.startswith("bound_"))}
+        return cls(log, kind, not faults.counts, faults.counts, faults.first, [*faults.notes, *notes], told)
 
     def __repr__(self) -> str:
         """In a few lines; all of it is in the fields."""

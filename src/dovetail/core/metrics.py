@@ -24,6 +24,7 @@ from dovetail.core.events import (
     Settled,
     Start,
 )
+from dovetail.core.preloads import Preloads
 from dovetail.core.resources import Pool
 
 
@@ -152,8 +153,7 @@ class Metrics:
         self._extend(len(pool))
         self._kinds: dict[str, int] = {}
         self._grown = self._preloads = self._used = 0
-        self._preparing: dict[int, tuple[float, Prepare]] = {}  # and no task has started there
-        self._unused: set[tuple[tuple[int, ...], str]] = set()  # devices and kinds of preloads that nobody has used
+        self._ahead: Preloads[tuple[float, Prepare]] = Preloads()  # when they began
 
     def step(self, n: int, t: float, events: Sequence[Any]) -> None:
         for event in events:
@@ -207,7 +207,7 @@ class Metrics:
                 return
         elif start.slots and self._joins(t, start):
             return
-        if self._unused and self._finds_prepared(t, run):
+        if self._ahead and self._finds_prepared(t, run):
             self._set_up(run, start.setup_s)
         elif start.replaces is not None or start.setup_s:
             self._switches += start.replaces is not None
@@ -227,37 +227,33 @@ class Metrics:
 
     def _prepare(self, t: float, order: Prepare | PrepareEnded) -> None:
         if isinstance(order, PrepareEnded):
-            ended = self._end_preparing(t, order.id) if order.id in self._preparing else None
-            if ended is not None and order.why:
-                self._unused.discard((ended.devices, ended.kind))
+            ended = self._ahead.end(order)
+            if ended is not None and not ended[1]:
+                self._end_preparing(t, *ended[0])
             return
         self._preloads += 1
         self._switches += order.replaces is not None
         self._loads += order.replaces is None
-        self._preparing[order.id] = (t, order)
-        self._unused.add((order.devices, order.kind))
+        self._ahead.begin(order, (t, order))
 
-    def _end_preparing(self, t: float, id: int) -> Prepare:
+    def _end_preparing(self, t: float, began: float, order: Prepare) -> None:
         """It is over, or a task goes on with it: its devices were set up so far."""
-        began, order = self._preparing.pop(id)
         self._spend(t - began, order.replaces)
         for device in self._known(order.devices):
             self._busy[device] += t - began
             self._setup[device] += t - began
-        return order
 
     def _finds_prepared(self, t: float, run: _Running) -> bool:
         """Whether a task goes on with what was being prepared for its kind, and counts its rest."""
-        start = run.start
-        if (start.devices, start.kind) not in self._unused:
+        found = self._ahead.find(run.start)
+        if found is None:
             return False
-        self._unused.remove((start.devices, start.kind))
-        of = (start.devices, start.kind)
-        under_way = [id for id, (_, order) in self._preparing.items() if (order.devices, order.kind) == of]
-        for id in under_way:
-            run.replaces = self._end_preparing(t, id).replaces
-        self._used += bool(under_way) or not start.setup_s
-        return bool(under_way)
+        self._used += found.used
+        if found.under_way:
+            began, order = found.kept
+            self._end_preparing(t, began, order)
+            run.replaces = order.replaces
+        return found.under_way
 
     def _settle(self, t: float, event: Settled) -> None:
         """A set-up was seen to be over: it took as long as it did."""

@@ -1,18 +1,27 @@
-"""Files that are written: each appears whole or not at all, and none over an input."""
+"""What is written: files that appear whole or not at all, and none over an input; words that only say what they say."""
 
 from __future__ import annotations
 
 import os
+import secrets
 import shutil
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from itertools import count
 from pathlib import Path
 from typing import BinaryIO
 
 from dovetail.core.errors import InputError, cannot_write
 
-_temporary = count()
+
+def printable(text: str, keep: str = "") -> str:
+    r"""What anybody may have written, without what a terminal would obey: such characters are shown by their names.
+
+    >>> printable("a\x1b[2Jb\n"), printable("two\nlines", keep="\n") == "two\nlines"
+    ('a\\x1b[2Jb\\n', True)
+    """
+    if text.isprintable():
+        return text
+    return "".join(c if c.isprintable() or c in keep else c.encode("unicode_escape").decode() for c in text)
 
 
 def refuse_overwrite(outputs: Iterable[Path], inputs: Iterable[Path | None]) -> None:
@@ -34,6 +43,18 @@ def refuse_overwrite(outputs: Iterable[Path], inputs: Iterable[Path | None]) -> 
             if _same_file(output, path):
                 raise InputError(f"{output}: is the same file as {path}, which is written too; name another output")
         taken.append(output)
+
+
+def need_folders(outputs: Iterable[Path]) -> None:
+    """Refuse, before anything is computed, a file in a folder that is not there: a slip must not become a folder.
+
+    >>> need_folders([Path("run.jsonl"), Path("no/such/run.jsonl")])
+    Traceback (most recent call last):
+    dovetail.core.errors.InputError: no/such/run.jsonl: cannot be written: there is no folder no/such
+    """
+    for output in outputs:
+        if not output.parent.is_dir():
+            raise InputError(f"{output}: cannot be written: there is no folder {output.parent}")
 
 
 def _same_file(one: Path, two: Path) -> bool:
@@ -65,10 +86,11 @@ def written_whole(path: Path) -> Iterator[BinaryIO]:
             return
         target = Path(os.path.realpath(path))  # a link stays a link
         target.parent.mkdir(parents=True, exist_ok=True)
-        # Not from tempfile, whose files only their owner may read.
-        temporary = target.with_name(f".dovetail-{os.getpid()}-{next(_temporary)}.tmp")
+        # Not from tempfile, whose files only their owner may read; and of one process alone, also in a folder that
+        # several machines share.
+        temporary = target.with_name(f".dovetail-{secrets.token_hex(8)}.tmp")
         try:
-            with temporary.open("wb") as file:
+            with temporary.open("xb") as file:
                 yield file
             if target.exists():
                 shutil.copymode(target, temporary)

@@ -1,4 +1,4 @@
-"""Many runs at once: one function over a grid of cells, in local processes, with results in the order of the cells."""
+"""Many runs at once: one function over a grid of cells, in local processes or on Ray, with results in their order."""
 
 from __future__ import annotations
 
@@ -8,13 +8,38 @@ import signal
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 from types import ModuleType
-from typing import TypeVar
+from typing import Literal, TypeVar, get_args
 
-from dovetail.core.errors import DovetailError
+from dovetail.core.errors import DovetailError, InputError, did_you_mean
 
 Cell = TypeVar("Cell")
 Result = TypeVar("Result")
+CellEngine = Literal["local", "ray"]  # processes of this machine, or the nodes of a Ray cluster
+
+
+def cell_engine(engine: CellEngine | None, address: str | None) -> CellEngine:
+    """Where cells run: an address says that it is Ray. What can be known to be wrong is told before anything is done.
+
+    >>> cell_engine(None, None), cell_engine("ray", None)
+    ('local', 'ray')
+    """
+    known = get_args(CellEngine)
+    if engine is not None and engine not in known:
+        raise InputError(f"engine: expected {' or '.join(known)}, found {engine!r}{did_you_mean(str(engine), known)}")
+    if address is not None and not isinstance(address, str):
+        raise InputError(f"address: expected that of a Ray cluster, found {address!r}")
+    if engine == "local" and address is not None:
+        raise InputError(f"address {address}: is that of a Ray cluster, but the engine is local")
+    if engine is None and address is None:
+        return "local"
+    if engine != "local":
+        from dovetail.core.service.ray_start import check_reachable, import_ray
+
+        import_ray("the ray engine")
+        check_reachable(address)
+    return engine or "ray"
 
 
 def run_all(
@@ -22,12 +47,23 @@ def run_all(
     cells: Sequence[Cell],
     jobs: int | None = None,
     progress: Callable[[int], None] = lambda done: None,
+    *,
+    engine: CellEngine | None = None,
+    address: str | None = None,
+    shared: Sequence[Path] = (),
 ) -> list[Result]:
-    """Apply a picklable function to every cell. An error or Ctrl-C stops the rest at once.
+    """Apply a picklable function to every cell, `jobs` at a time. An error or Ctrl-C stops the rest at once.
+
+    With the ray engine cells run on the nodes of the cluster at an address, or of a private one; those of a node that
+    dies are repeated. `shared` are folders that cells write to, which all nodes must see.
 
     >>> run_all(abs, [-1, -2], jobs=1)
     [1, 2]
     """
+    if cell_engine(engine, address) == "ray":
+        from dovetail.core.service.ray_cells import run_on_ray
+
+        return run_on_ray(function, cells, jobs, progress, address, shared)
     jobs = min(jobs or os.cpu_count() or 1, len(cells))
     if jobs <= 1:
         results = []

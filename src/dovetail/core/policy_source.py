@@ -10,7 +10,9 @@ from functools import cached_property
 from typing import Any
 
 REQUIRED = "required"  # in the place of an option's default
-_NAMED = re.compile(r"""\bpolicy\(\s*["']([^"']+)["']\s*,\s*level\s*=\s*["']([^"']+)["']\s*,?\s*\)""")
+_NAMED = re.compile(  # a decorator, or what is assigned: not an example in a docstring
+    r"""^(?:@|\w+ *= *)policy\(\s*["']([^"']+)["']\s*,\s*level\s*=\s*["']([^"']+)["']\s*,?\s*\)""", re.MULTILINE
+)
 
 
 class PolicySource:

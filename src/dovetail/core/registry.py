@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import inspect
 import math
+import re
 import runpy
 import typing
 import warnings
@@ -79,8 +80,20 @@ def names(level: str) -> list[str]:
     return sorted({name for of, name in _policies if of == level} | set(_ours(level)))
 
 
+def written_options(name: str) -> tuple[str, dict[str, str]]:
+    """A policy's name, and the options that are written behind it.
+
+    >>> written_options("tiresias,thresholds_s=60,600,seed=3"), written_options("mine.py:Mine")
+    (('tiresias', {'thresholds_s': '60,600', 'seed': '3'}), ('mine.py:Mine', {}))
+    """
+    at = name.rfind(".py:") + 1  # a folder may be called anything
+    plain, *options = re.split(r",(?=[A-Za-z_]\w*=)", name[at:])
+    return name[:at] + plain, dict(each.split("=", 1) for each in options)
+
+
 def find(level: str, name: str) -> Callable[..., Any]:
-    """The class or function that makes a policy, by its name or as `file.py:name`."""
+    """The class or function that makes a policy, by its name or as `file.py:name`, whatever options are behind it."""
+    name, _ = written_options(name)
     if ".py:" in name:
         return _in_file(name)
     if name.endswith(".py"):
@@ -134,8 +147,8 @@ def named_options(options: Any) -> Mapping[str, Any]:
 
 
 def choose(level: str, choice: Any, options: Mapping[str, Any] | None = None) -> tuple[str, Any]:
-    """A policy as users give one: a name, `file.py:name`, or a class, function or object of their own. Gives what a
-    journal's header calls it as well.
+    """A policy as users give one: a name or `file.py:name`, perhaps with options as `name,option=value`, or a class,
+    function or object of their own. Gives what a journal's header calls it as well.
 
     >>> class Mine: ...
     >>> choose("host", Mine)[0], choose("host", Mine())[0], choose("host", "fcfs")[0]
@@ -207,15 +220,18 @@ def options_of(level: str, name: str) -> dict[str, inspect.Parameter]:
 
 
 def create(level: str, name: str, options: Mapping[str, Any] | None = None) -> Any:
-    """A policy by name, with its options checked and converted; unknown names and options get a hint."""
+    """A policy by name, with its options checked and converted; unknown names and options get a hint. Options may stand
+    behind the name: those that are given go before them.
+    """
     import msgspec
 
     from dovetail.core.plain import plain
 
+    name, written = written_options(name)
     factory, known = find(level, name), options_of(level, name)
     hints = typing.get_type_hints(factory.__init__ if inspect.isclass(factory) else factory)
     checked = {}
-    for key, given in named_options(options).items():
+    for key, given in (written | dict(named_options(options))).items():
         value = given if isinstance(given, msgspec.Struct) else plain(given)  # a problem stays what it is
         if key not in known:
             raise InputError(f"policy {name} has no option {key!r}{did_you_mean(key, known)}")

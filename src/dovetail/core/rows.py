@@ -11,7 +11,8 @@ from typing import Annotated, Any
 import msgspec
 from msgspec import Meta, Struct
 
-from dovetail.core.events import Arrived, Complete, Event, Failed, Finished, Reject, Rows, Start
+from dovetail.core.events import Added, Arrived, Complete, Event, Failed, Finished, Reject, Rows, Start
+from dovetail.core.resources import Device, DeviceType
 from dovetail.core.words import Words
 
 _Place = Annotated[int, Meta(ge=0)]
@@ -21,6 +22,7 @@ class _Names(Struct):
     """What the numbers in columns stand for: the header's facts, as far as rows need them."""
 
     kinds: list[str | list[Any]] = []
+    types: list[str] = []
     why: list[str] = []
     restart_s: float = 0.0
 
@@ -56,6 +58,16 @@ class _Rejections(_Ids):
 class _Failures(Struct):
     device: list[int]
     jobs: list[list[int]]
+
+
+class _Joined(Struct):
+    device: list[int]
+    on: list[_Place]
+    server: list[int]
+
+
+class _Models(Struct):
+    model: list[str]
 
 
 class _Lives(Struct):
@@ -103,7 +115,7 @@ class Unroller:
         """Raises `ValueError` if the facts do not name what rows refer to."""
         names = msgspec.convert(facts, _Names)
         self._words = words
-        self._kinds = [_kind(named) for named in names.kinds]
+        self._kinds, self._types = [_kind(named) for named in names.kinds], names.types
         self._why, self._restart_s = names.why, names.restart_s
         self._open: dict[int, _OpenJob] = {}
         self._lost: dict[int, str] = {}  # jobs that lose their devices in this step, and why
@@ -121,22 +133,48 @@ class Unroller:
             yield from ((t, start) for start in self._started(columns))
         elif of == "stopped":
             yield from ((t, self._stop(t, job)) for job in msgspec.convert(columns, _Ids).id)
-        elif of == "completed":
-            ends = msgspec.convert(columns, _Ends)
-            for job, at_s in zip(ends.id, ends.at_s or [t] * len(ends.id), strict=True):
-                yield at_s, Complete(self._close(job).name)
-        elif of == "rejected":
-            rejected = msgspec.convert(columns, _Rejections)
-            for job, why in zip(rejected.id, rejected.why, strict=True):
-                yield t, Reject(self._close(job).name, why)
+        elif of in ("completed", "rejected", "given_up", "cancelled"):
+            yield from self._closed(t, of, columns)
+        elif of == "joined":
+            yield t, self._joined(columns)
         elif of == "ran":
             yield from self._ran(columns)
         else:
-            if of == "failed":
-                failed = msgspec.convert(columns, _Failures)
-                for device, jobs in zip(failed.device, failed.jobs, strict=True):
-                    self._lost |= dict.fromkeys(jobs, f"{self._words.device} {device} failed")
+            self._note(of, columns)
             yield t, rows
+
+    def _closed(self, t: float, of: str, columns: Mapping[str, Any]) -> Iterator[Told]:
+        if of == "completed":
+            ends = msgspec.convert(columns, _Ends)
+            for job, at_s in zip(ends.id, ends.at_s or [t] * len(ends.id), strict=True):
+                yield at_s, Complete(self._close(job).name)
+        elif of == "cancelled":
+            for job in msgspec.convert(columns, _Ids).id:
+                yield t, Reject(self._close(job).name, "it was cancelled", cancelled=True)
+        else:
+            rejected = msgspec.convert(columns, _Rejections)
+            for job, why in zip(rejected.id, rejected.why, strict=True):
+                yield t, Reject(self._close(job).name, why)
+
+    def _note(self, of: str, columns: Mapping[str, Any]) -> None:
+        """What makes a difference to what is told next."""
+        if of == "failed":
+            failed = msgspec.convert(columns, _Failures)
+            for device, jobs in zip(failed.device, failed.jobs, strict=True):
+                self._lost |= dict.fromkeys(jobs, f"{self._words.device} {device} failed")
+        elif of == "exited":
+            exited = msgspec.convert(columns, _Rejections)
+            self._lost |= dict(zip(exited.id, exited.why, strict=True))
+        elif of == "kinds":
+            self._kinds += msgspec.convert(columns, _Models).model
+
+    def _joined(self, columns: Mapping[str, Any]) -> Added:
+        c = msgspec.convert(columns, _Joined)
+        devices = (
+            Device(device, _place(self._types, on, "type"), server)
+            for device, on, server in zip(c.device, c.on, c.server, strict=True)
+        )
+        return Added("they joined", tuple(devices), {name: DeviceType(name) for name in self._types})
 
     def _arrived(self, columns: Mapping[str, Any]) -> Iterator[Told]:
         c = msgspec.convert(columns, _Arrivals)

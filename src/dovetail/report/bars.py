@@ -10,6 +10,7 @@ from msgspec import Struct
 
 from dovetail.core.errors import InputError
 from dovetail.core.events import Added, Failed, Finished, Pause, Prepare, PrepareEnded, Resize, Resume, Settled, Start
+from dovetail.core.preloads import Preloads
 from dovetail.core.resources import Pool
 
 DONE, FAILED, OPEN = 0, 1, 2
@@ -89,19 +90,22 @@ class Bars:
         self._batch_of: dict[tuple[str, str], int] = {}
         self._batches: dict[int, tuple[Bar, int]] = {}
         self._slots: dict[tuple[int, ...], _Slots] = {}
-        self._preparing: dict[int, Bar] = {}
+        self._ahead: Preloads[Bar] = Preloads()
 
     def step(self, t: float, events: Iterable[Any]) -> Iterator[Bar]:
         self._sharing.clear()  # who shares starts at the same instant
         for event in events:
             if isinstance(event, Start):
-                yield from self._end_preparing(t, event)
+                if (found := self._ahead.find(event)) is not None and found.under_way:
+                    yield self._end_preload(t, found.kept)
                 self._start(t, event)
             elif isinstance(event, Prepare):
                 of = (t, event.setup_s, 0.0, t, "preload", str(event.id), event.kind, event.why, 0.0, event.replaces)
-                self._preparing[event.id] = Bar(self._known(event.devices), *of, tasks=0)
+                self._ahead.begin(event, Bar(self._known(event.devices), *of, tasks=0))
             elif isinstance(event, PrepareEnded):
-                yield from self._end_preparing(t, event)
+                ended = self._ahead.end(event)
+                if ended is not None and not ended[1]:
+                    yield self._end_preload(t, ended[0], FAILED if event.why else DONE)
             elif isinstance(event, Finished | Failed):
                 bar = self._end(t, event)
                 if bar is not None:
@@ -118,13 +122,10 @@ class Bars:
     def _known(self, devices: tuple[int, ...]) -> tuple[int, ...]:
         return tuple(device for device in devices if 0 <= device < self._devices)
 
-    def _end_preparing(self, t: float, event: Start | PrepareEnded) -> Iterator[Bar]:
+    def _end_preload(self, t: float, bar: Bar, state: int = DONE) -> Bar:
         """A load ahead of need is over, or a task goes on with it."""
-        for id, bar in list(self._preparing.items()):
-            taken = isinstance(event, Start) and (bar.devices, bar.kind) == (event.devices, event.kind)
-            if taken or (isinstance(event, PrepareEnded) and event.id == id):
-                bar.setup_s = t - bar.start_s
-                yield _close(self._preparing.pop(id), t, FAILED if getattr(event, "why", "") and not taken else DONE)
+        bar.setup_s = t - bar.start_s
+        return _close(bar, t, state)
 
     def _settle(self, t: float, event: Settled) -> None:
         """A set-up was seen to be over."""
@@ -137,7 +138,7 @@ class Bars:
     def still_open(self, t: float) -> Iterator[Bar]:
         """What had started and not ended when the journal broke off."""
         bars = [bar for key, bar in self._running.items() if key not in self._batch_of]
-        bars += [*[bar for bar, _ in self._batches.values()], *self._preparing.values()]
+        bars += [*[bar for bar, _ in self._batches.values()], *self._ahead.under_way]
         for bar in sorted(bars, key=lambda bar: (bar.start_s, bar.devices)):
             yield self._vacate(_close(bar, max(t, bar.start_s), OPEN))
 

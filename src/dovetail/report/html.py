@@ -33,7 +33,7 @@ def page(stories: Sequence[Story], title: str | None = None) -> str:
     """The whole page. Several stories get one tab each, and those of the first one's level a comparison before them."""
     names = look.names(stories)
     several = len(stories) > 1
-    heading = title or (f"{len(stories)} runs compared" if several else stories[0].name)
+    heading = title or (f"{len(stories)} runs compared" if several else look.title(stories[0]))
     colours = look.colours(stories)
     body = [_head(stories, heading)]
     alike = [i for i, story in enumerate(stories) if story.header.level == stories[0].header.level]
@@ -87,7 +87,8 @@ def _notes(notes: Sequence[str]) -> str:
 
 def _facts(story: Story) -> str:
     header = story.header
-    items = [f"<b>{escape(header.level)}</b>", f"policy <b>{escape(header.policy)}</b>"]
+    policy = " ".join([header.policy, *look.options(header)])
+    items = [f"<b>{escape(header.level)}</b>", f"policy <b>{escape(policy)}</b>"]
     items.append(f"<b>{escape(look.pool_text(header.pool))}</b>")
     if header.mode:
         items.append(escape(header.mode))

@@ -107,14 +107,28 @@ def device_names(story: Story) -> list[str]:
 
 
 def names(stories: Sequence[Story]) -> list[str]:
-    """A short name per run that tells them apart: the policy, or the file, or both."""
+    """A short name per run that tells them apart: the policy, if need be with its options, or the file."""
     policies = [story.header.policy for story in stories]
     if len(set(policies)) == len(stories):
         return policies
+    with_options = [" ".join([story.header.policy, *options(story.header)]) for story in stories]
+    if len(set(with_options)) == len(stories):
+        return with_options
     files = [story.name for story in stories]
     if len(set(files)) == len(stories):
         return files
     return [f"{policy} ({i})" for i, policy in enumerate(policies, start=1)]
+
+
+def title(story: Story) -> str:
+    """What a page of one run is called: its file, and more where that is a number, as a service's journals have."""
+    return f"{story.header.policy}, journal {story.name}" if story.name.isdecimal() else story.name
+
+
+def options(header: Header) -> list[str]:
+    """The options that a policy was given, as a user writes them; the rules of a run are no policy's."""
+    shown = ((name, value) for name, value in header.options.items() if not isinstance(value, dict))
+    return [f"{name}={str(value).lower() if isinstance(value, bool) else value}" for name, value in shown]
 
 
 def pool_text(pool: Pool) -> str:
@@ -134,7 +148,8 @@ def ran_on(header: Header) -> list[str]:
         carried.setdefault(what, []).append(name)
     told = [f"{', '.join(names)}: {what}" for what, names in carried.items()]
     if header.clock.source != "virtual":
-        told.append(f"{header.clock.source} clock, wrong by at most {seconds(header.clock.error_s)}")
+        error = f", wrong by at most {seconds(header.clock.error_s)}" if header.clock.error_s else ""
+        told.append(f"{header.clock.source} clock{error}")
     return told
 
 

@@ -189,7 +189,8 @@ class Gantt {
       }
       if (i && run.devices[i][this.apart] !== run.devices[i - 1][this.apart]) {
         pen.fillStyle = colour.soft;
-        pen.fillRect(8, y - 0.5, this.gutter + this.plot - 8, 1);
+        const from = pitch < 15 ? this.gutter : 8;  // not through labels that are taller than their lane
+        pen.fillRect(from, y - 0.5, this.gutter + this.plot - from, 1);
       }
       if (i % every) return;
       pen.textAlign = "left";

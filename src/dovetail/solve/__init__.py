@@ -1,5 +1,5 @@
 """Linear programs, kept alive and warm between solves: a small facade over HiGHS."""
 
-from dovetail.solve.lp import LinearProgram, Solution
+from dovetail.solve.lp import LinearProgram, NoAnswerError, Solution
 
-__all__ = ["LinearProgram", "Solution"]
+__all__ = ["LinearProgram", "NoAnswerError", "Solution"]

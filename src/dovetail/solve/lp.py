@@ -16,6 +16,10 @@ Status = Literal["optimal", "infeasible", "unbounded", "limit"]
 TOLERANCE = 1e-10  # the least that the solver takes, so that shares can be compared to nine digits
 
 
+class NoAnswerError(DovetailError):
+    """The solver stopped before it knew the answer: numbers of too different size."""
+
+
 @dataclass(slots=True, frozen=True)
 class Solution:
     """What a solve found, and after how many simplex steps; the values of the columns are asked for separately."""
@@ -166,7 +170,7 @@ class LinearProgram:
             status = self._names.get(highs.getModelStatus())
         if status is None:
             told = highs.modelStatusToString(highs.getModelStatus())
-            raise DovetailError(f"the solver stopped without an answer: {told}")
+            raise NoAnswerError(f"the solver stopped without an answer: {told}")
         return Solution(status, highs.getObjectiveValue(), highs.getInfo().simplex_iteration_count)
 
     def values(self) -> NDArray[np.float64]:

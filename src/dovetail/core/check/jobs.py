@@ -28,6 +28,7 @@ from dovetail.core.events import (
 )
 from dovetail.core.findings import Findings
 from dovetail.core.journal import Header
+from dovetail.core.preloads import Preloads
 from dovetail.core.tasks import TaskGraph, TaskGraphError
 
 _IDLE, _RUNNING, _DONE = 0, 1, 2
@@ -99,8 +100,13 @@ class JobRules:
             Prepare: self._prepare,
             PrepareEnded: self._prepared,
         }
-        self.preparing: dict[int, Holder] = {}
+        self._ahead: Preloads[Holder] = Preloads()
         self._last_id = 0
+
+    @property
+    def preparing(self) -> list[int]:
+        """Numbers of preloads that are not over."""
+        return self._ahead.begun
 
     def handle(self, n: int, t: float, event: Any) -> bool:
         """Note what happened and what is wrong with it; whether followers can make sense of it."""
@@ -217,14 +223,16 @@ class JobRules:
         if not event.devices:
             self.faults.add("width", who, "found no devices, expected some")
         order = Start("preload", str(event.id), event.kind, event.devices, t, 0.0, event.why, event.setup_s)
-        run = self.preparing[event.id] = Holder(t, order)
+        run = Holder(t, order)
+        self._ahead.begin(event, run)
         return self.holders.take(self._n, t, run, event.devices, who)
 
     def _prepared(self, t: float, event: PrepareEnded) -> bool:
-        run, who = self.preparing.pop(event.id, None), f"preload {event.id}"
-        if run is None:
+        ended, who = self._ahead.end(event), f"preload {event.id}"
+        if ended is None:
             self.faults.add("preload", who, "ended, but it had not begun, or had ended before")
             return False
+        run, _ = ended
         self.holders.give_up(t, run)
         ends = run.t + run.start.setup_s
         if self._virtual and not event.why and not self._allowance.close(t, ends):
@@ -260,9 +268,8 @@ class JobRules:
             self._check_start(start, who, job, index)
         again = key in self.running
         run = _Run(t, start, job, index)
-        for ahead in self.preparing.values():  # what was prepared for its kind is there for it
-            if (ahead.devices, ahead.start.kind) == (start.devices, start.kind):
-                self.holders.give_up(t, ahead)
+        if (ahead := self._ahead.find(start)) is not None:  # what was prepared for its kind is there for it
+            self.holders.give_up(t, ahead.kept)
         run.sound = self.holders.start(self._n, run, who, job is not None and job.loose) and not again
         self.running.setdefault(key, []).append(run)
         if job is not None:

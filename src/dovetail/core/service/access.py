@@ -9,13 +9,16 @@ from __future__ import annotations
 import os
 import secrets
 import stat
+from contextlib import suppress
 from pathlib import Path
 from urllib.parse import urlsplit
 
 from msgspec import Struct
 
 from dovetail.core.errors import InputError
+from dovetail.core.files import as_path
 
+AnyPath = str | os.PathLike[str]
 TOKEN_FILE = "token"
 URL_FILE = "url"
 TOKEN_VARIABLE = "DOVETAIL_TOKEN"
@@ -37,28 +40,37 @@ def is_loopback(host: str) -> bool:
 
 
 def own_folder(path: Path) -> None:
-    """Make a folder for its user alone. One that others may write to is refused: they could put another token there."""
+    """Make a folder for its user alone. One that is another's, or that others may write to, is refused: they could put
+    there what this user would run, or another token."""
     try:
         path.mkdir(parents=True, exist_ok=True, mode=0o700)
-        mode = stat.S_IMODE(path.stat().st_mode)
+        found = path.stat()
     except OSError as error:
         raise InputError(f"{path}: cannot be the folder of the state: {error.strerror}") from error
+    mode = stat.S_IMODE(found.st_mode)
+    if found.st_uid != os.geteuid():
+        raise InputError(f"{path}: belongs to user {found.st_uid}; expected a folder of user {os.geteuid()}'s own")
     if mode & 0o022:
         raise InputError(f"{path}: others can write there (mode {mode:o}); expected mode 700: chmod 700 {path}")
 
 
 def token_in(path: Path) -> str:
     """The token of a file, which is made if it is not there. One that others can read is refused: it is no secret."""
+    if os.path.exists(path):
+        return read_token(path)
+    part = path.with_name(f"{path.name}.{secrets.token_hex(8)}")
     try:
         path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-        file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-    except FileExistsError:
-        return read_token(path)
+        with os.fdopen(os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as out:
+            out.write(secrets.token_urlsafe(32) + "\n")
+        with suppress(FileExistsError):  # of two who make one at once, the first one's counts
+            os.link(part, path)
     except OSError as error:
         raise InputError(f"{path}: cannot be written: {error.strerror}") from error
-    with os.fdopen(file, "w") as out:
-        out.write((token := secrets.token_urlsafe(32)) + "\n")
-    return token
+    finally:
+        with suppress(OSError):
+            part.unlink()
+    return read_token(path)
 
 
 def read_token(path: Path) -> str:
@@ -81,7 +93,37 @@ def read_token(path: Path) -> str:
     return token
 
 
-def find(place: str | os.PathLike[str], token_file: Path | None = None) -> Address:
+def state_folder(level: str, given: AnyPath | None, what: str = "state") -> Path:
+    """Where a level's service keeps its state: as given, from the environment, or the user's own place for such things.
+
+    >>> str(state_folder("host", "/x")), state_folder("host", None).parts[-2:]
+    ('/x', ('dovetail', 'host'))
+    """
+    if given is not None:
+        return as_path(given, what).absolute()
+    if named := os.environ.get(f"DOVETAIL_{level.upper()}_STATE"):
+        return Path(named).absolute()
+    return Path(os.environ.get("XDG_STATE_HOME") or Path.home() / ".local/state") / "dovetail" / level
+
+
+def find_service(level: str, place: AnyPath | None, token_file: AnyPath | None) -> Address:
+    """The service of a level whose state is in this folder, or in the usual one, or which answers at this URL; the
+    token of the usual folder is taken if its service has this URL."""
+    named = None if token_file is None else as_path(token_file, "token_file")
+    if isinstance(place, str) and is_url(place):
+        url, usual = place.rstrip("/").removesuffix("/v1"), state_folder(level, None)  # OpenAI's clients want its /v1
+        with suppress(OSError):
+            if named is None and (usual / URL_FILE).read_text().strip() == url:
+                return find(usual)
+        return find(url, named)
+    folder = state_folder(level, place)
+    if not (folder / URL_FILE).exists():
+        start = f"`dovetail {level} serve` starts one, --state or --url names another"
+        raise InputError(f"no service answers in {folder}: {start}")
+    return find(folder, named)
+
+
+def find(place: AnyPath, token_file: Path | None = None) -> Address:
     """The service of a folder, or at a URL. Its token is in `token_file`, else in that folder, else in the variable
     DOVETAIL_TOKEN."""
     url, folder = os.fspath(place), None

@@ -74,6 +74,12 @@ class HttpClient:
                     yield SentEvent(fields.get("event", ""), msgspec.json.decode(fields["data"]), number)
                     fields = {}
 
+    def lines(self, path: str, **query: Any) -> Iterator[str]:
+        """The lines of a text, as they come."""
+        with self._answer("GET", path, None, query, {}) as answer:
+            while line := answer.readline():
+                yield line.decode(errors="replace").rstrip("\n")
+
     @contextmanager
     def _answer(
         self, method: str, path: str, body: Any, query: Mapping[str, Any] | None, headers: Mapping[str, str]

@@ -22,11 +22,12 @@ class _Reading(Struct):
 
 class LastingClock:
     """Never goes back. While only the process is gone it goes on, by the machine's monotonic clock; while the machine
-    is off it stands still, because no clock that tells how long that was can be trusted."""
+    is off or asleep it stands still, because nothing ran then, and no clock that tells how long can be trusted."""
 
-    def __init__(self, store: Store, least_s: float = 0.0) -> None:
+    def __init__(self, store: Store, least_s: float = 0.0, anew: bool = False) -> None:
+        """It shows `least_s` or more, and what it did before counts unless it begins `anew`."""
         boot, now = _boot(), time.monotonic()
-        known = store.get("clock", _Reading)
+        known = None if anew else store.get("clock", _Reading)
         if known is not None and boot and known.boot == boot and now >= known.monotonic_s:
             at_s = known.at_s + now - known.monotonic_s
         else:

@@ -12,13 +12,16 @@ import logging
 import re
 import secrets
 import time
-from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any, NamedTuple, TypeVar
 
 import msgspec
 
 from dovetail.core.errors import DovetailError, InputError, MissingExtraError
 from dovetail.core.files import explain
+from dovetail.core.service.refusals import BusyError, ConflictError, DrainingError
+from dovetail.core.service.store import StoreError
 
 try:
     from starlette.requests import ClientDisconnect, Request
@@ -29,8 +32,10 @@ except ImportError:
     raise MissingExtraError("web", "Starlette", "a service on HTTP") from None
 
 T = TypeVar("T")
+Default = TypeVar("Default", float, None)
 Handler = Callable[[Request], Awaitable[Response]]
 LOGGER = logging.getLogger("dovetail.http")
+_RETRY_S = 5.0
 _TRACE_PARENT = re.compile(rb"[0-9a-f]{2}-([0-9a-f]{32})-[0-9a-f]{16}-[0-9a-f]{2}.*")
 _KINDS = {401: "authentication_error", 403: "permission_error", 404: "not_found_error", 429: "rate_limit_error"}
 
@@ -69,6 +74,23 @@ class HttpError(Exception):
         if self.status in (408, 413):
             found["connection"] = "close"  # what is left of the body is not read
         return found
+
+
+@contextmanager
+def told_as_http() -> Iterator[None]:
+    """Turn what a service refuses into an answer with the right status."""
+    try:
+        yield
+    except BusyError as error:
+        raise HttpError(429, str(error), code="busy", retry_after_s=error.retry_after_s) from error
+    except DrainingError as error:
+        raise HttpError(503, str(error), code="draining", retry_after_s=_RETRY_S) from error
+    except StoreError as error:
+        raise HttpError(503, str(error), code="no_room", retry_after_s=_RETRY_S) from error
+    except ConflictError as error:
+        raise HttpError(409, str(error), code="conflict", final=True) from error
+    except InputError as error:
+        raise HttpError(400, str(error)) from error
 
 
 class ClientGoneError(Exception):
@@ -276,3 +298,17 @@ def _answer(error: BaseException, trace: str) -> HttpError:
         LOGGER.error("request %s failed", trace, exc_info=error)
         return HttpError(500, f"internal error: {type(error).__name__}; the log has more under {trace}")
     return HttpError(500, str(error))
+
+
+def number_in(request: Request, name: str, default: Default, most: float) -> float | Default:
+    """A number of the query, not below 0."""
+    text = request.query_params.get(name)
+    if text is None:
+        return default
+    try:
+        value = float(text)
+    except ValueError:
+        value = -1.0
+    if not 0 <= value <= most:
+        raise HttpError(400, f"{name}: expected a number from 0 to {most:g}, found {text!r}", param=name)
+    return value

@@ -20,6 +20,8 @@ from typing import Any
 
 from dovetail.core.errors import DovetailError, InputError
 from dovetail.core.service.ray_messages import (
+    AbandonObjects,
+    CellEnded,
     DropObjects,
     FetchObject,
     HeadBack,
@@ -35,6 +37,7 @@ from dovetail.core.service.ray_messages import (
     ProcessEnded,
     RayReady,
     RayRefused,
+    RunCell,
 )
 from dovetail.core.service.ray_start import alive_nodes, connect, gcs_of, import_ray, placed_on
 from dovetail.core.service.ray_store import ObjectKeeper, RayStore
@@ -42,15 +45,22 @@ from dovetail.core.service.ray_store import ObjectKeeper, RayStore
 _LOOK_S = 0.5  # how often nodes are counted and the head is knocked at
 _KNOCK_S = 2.0
 _GRACE_S = 10.0  # for Ray to leave
+_RETRIES = 5  # of a cell whose process or node has died
 _STORE_BYTES = 256 << 20  # of a Ray of our own
 
 
 class _Process:
     """The actor that carries one process."""
 
-    def run(self, entry: str, argument: bytes, store: Any) -> None:
+    def run(self, entry: str, argument: bytes, store: Any, owner: str) -> None:
         module, _, name = entry.partition(":")
-        getattr(import_module(module), name)(argument, RayStore(store))
+        getattr(import_module(module), name)(argument, RayStore(store, owner))
+
+
+def _work(errand: bytes) -> bytes:
+    from dovetail.core.service.ray_cells import work
+
+    return work(errand)
 
 
 class _Driver:
@@ -58,6 +68,7 @@ class _Driver:
         self._messages = messages
         self._ray: Any = None
         self._actors: dict[str, Any] = {}
+        self._task: Any = None
         self._over = threading.Event()
 
     def serve(self, asked: JoinRay) -> None:
@@ -96,6 +107,8 @@ class _Driver:
     def _obey(self, order: Order) -> None:
         if isinstance(order, LaunchProcess):
             self._launch(order)
+        elif isinstance(order, RunCell):
+            self._run(order)
         elif isinstance(order, KillProcess):
             if (actor := self._actors.get(order.name)) is not None:
                 with suppress(self._ray.exceptions.RayError):
@@ -104,6 +117,8 @@ class _Driver:
             threading.Thread(target=self._fetch, args=(order.key,), daemon=True).start()
         elif isinstance(order, DropObjects):
             self._keeper.drop.remote(order.keys)
+        elif isinstance(order, AbandonObjects):
+            self._keeper.abandon.remote(order.owner, order.known)
 
     def _launch(self, order: LaunchProcess) -> None:
         actor = (
@@ -120,8 +135,17 @@ class _Driver:
             .remote()
         )
         self._actors[order.name] = actor
-        ended = actor.run.remote(order.entry, order.argument, self._keeper).future()
+        ended = actor.run.remote(order.entry, order.argument, self._keeper, order.name).future()
         ended.add_done_callback(lambda future: self._ended(order.name, actor, future.exception()))
+
+    def _run(self, order: RunCell) -> None:
+        def ended(future: Any) -> None:
+            error = future.exception()
+            why = "" if error is None else _detail(str(error)) or repr(error)
+            self._tell(CellEnded(order.cell, b"" if why else future.result(), why))
+
+        self._task = self._task or self._ray.remote(num_cpus=1, max_retries=_RETRIES)(_work)
+        self._task.remote(order.errand).future().add_done_callback(ended)
 
     def _ended(self, name: str, actor: Any, error: BaseException | None) -> None:
         if self._actors.get(name) is actor:

@@ -32,6 +32,13 @@ class LaunchProcess(Struct, frozen=True, tag=True):
     resources: dict[str, float] = {}
 
 
+class RunCell(Struct, frozen=True, tag=True):
+    """One cell of a sweep, on whatever node has a CPU for it; repeated elsewhere if that node dies."""
+
+    cell: int
+    errand: bytes
+
+
 class KillProcess(Struct, frozen=True, tag=True):
     name: str
 
@@ -46,6 +53,13 @@ class DropObjects(Struct, frozen=True, tag=True):
     """Kept objects that nobody needs any more."""
 
     keys: tuple[str, ...]
+
+
+class AbandonObjects(Struct, frozen=True, tag=True):
+    """What a process kept that is gone now, but for those that it told of."""
+
+    owner: str
+    known: tuple[str, ...]
 
 
 class RayReady(Struct, frozen=True, tag=True):
@@ -84,6 +98,14 @@ class ProcessEnded(Struct, frozen=True, tag=True):
     why: str
 
 
+class CellEnded(Struct, frozen=True, tag=True):
+    """What a cell gave back, or why it could not be run however often it was tried."""
+
+    cell: int
+    answer: bytes = b""
+    why: str = ""
+
+
 class ObjectFetched(Struct, frozen=True, tag=True):
     """The object, or why it cannot be had."""
 
@@ -92,8 +114,8 @@ class ObjectFetched(Struct, frozen=True, tag=True):
     why: str | None = None
 
 
-Order = JoinRay | LaunchProcess | KillProcess | FetchObject | DropObjects
-News = RayReady | RayRefused | NodesChanged | HeadGone | HeadBack | ProcessEnded | ObjectFetched
+Order = JoinRay | LaunchProcess | RunCell | KillProcess | FetchObject | DropObjects | AbandonObjects
+News = RayReady | RayRefused | NodesChanged | HeadGone | HeadBack | ProcessEnded | CellEnded | ObjectFetched
 
 _ORDERS: msgspec.msgpack.Decoder[Any] = msgspec.msgpack.Decoder(Order)
 _NEWS: msgspec.msgpack.Decoder[Any] = msgspec.msgpack.Decoder(News)

@@ -19,6 +19,8 @@ from msgspec import Struct
 
 from dovetail.core.errors import DovetailError, InputError, MissingExtraError
 from dovetail.core.service.ray_messages import (
+    AbandonObjects,
+    CellEnded,
     DropObjects,
     FetchObject,
     HeadBack,
@@ -33,6 +35,7 @@ from dovetail.core.service.ray_messages import (
     ProcessEnded,
     RayReady,
     RayRefused,
+    RunCell,
 )
 from dovetail.core.service.ray_start import RayNode, environment
 
@@ -53,7 +56,7 @@ class RayUp(Struct, frozen=True):
     nodes: tuple[RayNode, ...]
 
 
-RayChange = RayDown | RayUp | NodesChanged | ProcessEnded | HeadGone | HeadBack
+RayChange = RayDown | RayUp | NodesChanged | ProcessEnded | CellEnded | HeadGone | HeadBack
 
 
 class RayProcesses:
@@ -61,11 +64,15 @@ class RayProcesses:
 
     Without an address a Ray of its own is started on this machine's loopback interface, with the given `resources`, of
     which `GPU` are real ones. `tell` is called from one thread. A cluster that goes away is joined again as soon as it
-    can be reached.
+    can be reached; so is one that is away now, for who is `patient`, and has no `nodes` until then.
     """
 
     def __init__(
-        self, address: str | None, tell: Callable[[RayChange], None], resources: Mapping[str, float] | None = None
+        self,
+        address: str | None,
+        tell: Callable[[RayChange], None],
+        resources: Mapping[str, float] | None = None,
+        patient: bool = False,
     ) -> None:
         if find_spec("ray") is None:
             raise MissingExtraError("ray", "Ray", "the ray engine")
@@ -78,18 +85,24 @@ class RayProcesses:
         self._lock = threading.Lock()
         self._down = ""  # why nobody can be asked
         self.head_trouble: str | None = None  # why nothing can be started now
+        self.bind = self.gcs = ""
+        self.nodes: tuple[RayNode, ...] = ()
         try:
-            up = self._begin()
-        except BaseException:
-            shutil.rmtree(self._folder, ignore_errors=True)
-            raise
-        self.bind, self.gcs, self.nodes = up.bind, up.gcs, up.nodes
+            self._joined(self._begin())
+        except BaseException as error:
+            if not patient or not isinstance(error, DovetailError):
+                shutil.rmtree(self._folder, ignore_errors=True)
+                raise
+            self._down = self.head_trouble = str(error)
         self._thread = threading.Thread(target=self._follow, name="ray", daemon=True)
         self._thread.start()
 
     # --- what a service asks; nothing here waits for Ray ---
 
     def launch(self, order: LaunchProcess) -> None:
+        self._send(order)
+
+    def run(self, order: RunCell) -> None:
         self._send(order)
 
     def kill(self, name: str) -> None:
@@ -108,6 +121,10 @@ class RayProcesses:
 
     def drop(self, keys: tuple[str, ...]) -> None:
         self._send(DropObjects(keys))
+
+    def abandon(self, owner: str, known: tuple[str, ...]) -> None:
+        """Drop what a process kept that is gone, but for what is known of it."""
+        self._send(AbandonObjects(owner, known))
 
     def close(self) -> None:
         self._closing.set()
@@ -175,6 +192,8 @@ class RayProcesses:
             self._messages.send(message)
 
     def _follow(self) -> None:
+        if self._down:
+            self._rejoin()
         while not self._closing.is_set():
             try:
                 self._take(self._messages.news())
@@ -203,6 +222,9 @@ class RayProcesses:
         self.head_trouble, self.nodes = why, ()
         self._tell(RayDown(why))
         self._lose(why)
+        self._rejoin()
+
+    def _rejoin(self) -> None:
         while not self._closing.is_set():
             try:
                 up = self._begin()
@@ -210,11 +232,14 @@ class RayProcesses:
                 self.head_trouble = str(error)
                 self._closing.wait(_AGAIN_S)
                 continue
-            self.bind, self.gcs, self.nodes, self.head_trouble = up.bind, up.gcs, up.nodes, None
-            with self._lock:
-                self._down = ""
+            self._joined(up)
             self._tell(RayUp(up.nodes))
             return
+
+    def _joined(self, up: RayReady) -> None:
+        self.bind, self.gcs, self.nodes, self.head_trouble = up.bind, up.gcs, up.nodes, None
+        with self._lock:
+            self._down = ""
 
     def _lose(self, why: str) -> None:
         """Who waits for an object, or comes to ask for one, is told that it cannot be had."""

@@ -20,9 +20,11 @@ class ObjectKeeper:
 
     def __init__(self) -> None:
         self._kept: dict[str, list[Any]] = {}
+        self._gone: set[str] = set()  # processes
 
     def keep(self, key: str, wrapped: Sequence[Any]) -> None:
-        self._kept[key] = list(wrapped)
+        if _owner(key) not in self._gone:
+            self._kept[key] = list(wrapped)
 
     def copy(self, key: str) -> None:
         ray: Any = import_module("ray")
@@ -39,20 +41,30 @@ class ObjectKeeper:
         for key in keys:
             self._kept.pop(key, None)
 
+    def abandon(self, owner: str, known: Sequence[str]) -> None:
+        """A process is gone: of what it kept, nobody will ever ask for what it did not live to tell of."""
+        self._gone.add(owner)
+        self.drop([key for key in list(self._kept) if _owner(key) == owner and key not in known])
+
+
+def _owner(key: str) -> str:
+    """The process that kept something, by its key."""
+    return key.partition("/")[0]
+
 
 class RayStore:
     """The object store as a process on a node sees it: bytes by key."""
 
-    def __init__(self, keeper: Any) -> None:
+    def __init__(self, keeper: Any, owner: str = "") -> None:
         self._ray: Any = import_module("ray")
-        self._keeper = keeper
+        self._keeper, self._owner = keeper, owner
 
     def gpus(self) -> tuple[str, ...]:
         """The GPUs that Ray gave to this process."""
         return tuple(self._ray.get_runtime_context().get_accelerator_ids().get("GPU", ()))
 
     def put(self, value: bytes) -> str:
-        key = uuid4().hex
+        key = f"{self._owner}/{uuid4().hex}"
         reference = self._ray.put(np.frombuffer(value, np.uint8))  # bytes would be copied when they are read
         self._ray.get(self._keeper.keep.remote(key, [reference]))
         self._ray.get(self._keeper.copy.remote(key))

@@ -21,7 +21,7 @@ from dovetail.core.journal import Recorded
 
 T = TypeVar("T")
 _events = msgspec.json.Decoder(list[Recorded]).decode
-VERSION = 1
+VERSION = 2  # things as MessagePack, which holds bytes as they are; before as JSON
 _PAGE = 500
 _TABLES = """
 create table about (name text primary key, value blob not null) without rowid;
@@ -66,10 +66,13 @@ class Store:
             self.close()
             raise InputError(f"{path}: store version {version}; this Dovetail reads up to {VERSION}")
         if not version:
+            version = VERSION
             with self.together():
                 for table in _TABLES.split(";"):
                     self._db.execute(table)
                 self._db.execute(f"pragma user_version={VERSION}")
+        codec: Any = msgspec.json if version == 1 else msgspec.msgpack
+        self._encode, self._decode = codec.encode, codec.decode
 
     @contextmanager
     def together(self) -> Iterator[None]:
@@ -117,32 +120,32 @@ class Store:
             "insert into things values (?, ?, ?, null) on conflict do update set desired = excluded.desired",
             kind,
             name,
-            msgspec.json.encode(desired),
+            self._encode(desired),
         )
 
     def note(self, kind: str, name: str, actual: Any) -> None:
         """What a thing is; with None, that this is not known."""
-        known = None if actual is None else msgspec.json.encode(actual)
+        known = None if actual is None else self._encode(actual)
         self._do("update things set actual = ? where kind = ? and name = ?", known, kind, name)
 
     def find(self, kind: str, name: str, desired: type[T]) -> T | None:
         """What one thing ought to be; None if there is none."""
         rows = self._rows("select desired from things where kind = ? and name = ?", kind, name)
-        return msgspec.json.decode(rows[0][0], type=desired) if rows else None
+        return self._decode(rows[0][0], type=desired) if rows else None
 
     def things(self, kind: str, desired: type[T], actual: type[Any]) -> Iterator[tuple[str, T, Any]]:
         """All things of a kind, by name; `actual` is None for one of which nothing was noted."""
         for name, wanted, found in self._rows(
             "select name, desired, actual from things where kind = ? order by name", kind
         ):
-            known = None if found is None else msgspec.json.decode(found, type=actual)
-            yield name, msgspec.json.decode(wanted, type=desired), known
+            known = None if found is None else self._decode(found, type=actual)
+            yield name, self._decode(wanted, type=desired), known
 
     def under(self, kind: str, prefix: str, desired: type[T]) -> Iterator[tuple[str, T]]:
         """The things of a kind whose names begin so, by name: what each ought to be."""
         query = "select name, desired from things where kind = ? and name >= ? and name < ? order by name"
         for name, wanted in self._rows(query, kind, prefix, prefix + "\U0010ffff"):
-            yield name, msgspec.json.decode(wanted, type=desired)
+            yield name, self._decode(wanted, type=desired)
 
     def drop(self, kind: str, name: str) -> None:
         self._do("delete from things where kind = ? and name = ?", kind, name)
@@ -165,6 +168,11 @@ class Store:
         """The number of the last step; 0 if there is none."""
         number: int = self._rows("select coalesce(max(n), 0) from steps")[0][0]
         return number
+
+    def last_s(self) -> float:
+        """When the last step was; 0 if there is none."""
+        at_s: float = self._rows("select coalesce(max(t), 0) from steps")[0][0]
+        return at_s
 
     def forget_steps(self) -> None:
         self._do("delete from steps")

@@ -1,0 +1,233 @@
+"""The parent of one program: starts it once, waits for it, and writes down how it ended. Outlives whoever asked.
+
+Run as a script by a bare interpreter, in milliseconds: `python -I -S shim.py FOLDER`. It imports nothing of Dovetail,
+and before the program runs only what loads at once.
+
+FOLDER/launch says what to run. FOLDER/claim, made by a link that fails if it exists, is held by the one shim that
+may run it; a second shim for the same folder leaves at once. FOLDER/exit.json is written when the program and all that
+it left behind have ended.
+
+With a `lease` in the launch, FOLDER/lease says how long it may run, by the monotonic clock: three numbers, when it is
+to get SIGTERM, when SIGKILL, and how: SIGTERM goes to all that it has started or to the program alone, or it is stopped
+in the place of that, to go on if it may again. The file is looked at when SIGWINCH comes and when a time has come: a
+program ends with its lease even if who renews it is gone.
+"""
+
+import ctypes
+import errno
+import marshal
+import os
+import resource
+import signal
+import struct
+import sys
+import time
+
+LEASE = struct.Struct("<ddd")
+TO_ALL, STOPS, TO_PROGRAM = 0, 1, 2
+POKE = signal.SIGWINCH  # ignored by who does not wait for it
+_PR_SET_CHILD_SUBREAPER = 36
+_ABSENT = (errno.ENOENT, errno.ENOTDIR, errno.EACCES, errno.ENOEXEC)  # of a command or folder that is not there
+_ROOM = 1024  # bytes put aside for the end, so that a full disk cannot lose it
+
+
+def start_time(pid: int) -> int:
+    """When a process began, in clock ticks since the machine did: with the pid it names the process for good."""
+    with open(f"/proc/{pid}/stat", "rb") as file:
+        return int(file.read().rpartition(b")")[2].split()[19])
+
+
+def boot_id() -> str:
+    with open("/proc/sys/kernel/random/boot_id") as file:
+        return file.read().strip()
+
+
+def write_name(path: str, pid: int) -> None:
+    """Write down for good which process it is."""
+    part = f"{path}.{os.getpid()}"
+    with open(part, "w") as file:
+        file.write(f'{{"pid": {pid}, "start": {start_time(pid)}, "boot": "{boot_id()}"}}')
+    os.rename(part, path)
+
+
+def claim(folder: str) -> bool:
+    """Whether this process is the one that may run what the folder says."""
+    mine = os.path.join(folder, f"claim.{os.getpid()}")
+    write_name(mine, os.getpid())
+    try:
+        os.link(mine, os.path.join(folder, "claim"))
+    except FileExistsError:
+        return False
+    finally:
+        os.unlink(mine)
+    return True
+
+
+def become(launch: dict, errors: int) -> None:  # type: ignore[type-arg]
+    """In the child: enter the groups, and become the program. Never returns."""
+    step = "start"
+    try:
+        os.setsid()
+        signal.pthread_sigmask(signal.SIG_SETMASK, ())
+        for number in (signal.SIGHUP, signal.SIGINT, signal.SIGTERM, signal.SIGPIPE):
+            signal.signal(number, signal.SIG_DFL)
+        step = "enter its control group"
+        for group in launch["groups"]:
+            with open(group, "w") as file:
+                file.write("0")
+        if launch["groups"]:  # from here on the group alone binds it: a choice of its own would outlast a change
+            os.sched_setaffinity(0, range(os.cpu_count() or 1))
+        step = f"open its log {launch['log']}"
+        log = os.open(launch["log"], os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
+        os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+        os.dup2(log, 1)
+        os.dup2(log, 2)
+        step = f"enter its folder {launch['cwd']}"
+        os.chdir(launch["cwd"])
+        step = f"run {launch['command'][0]}"
+        os.execvpe(launch["command"][0], launch["command"], launch["env"])
+    except OSError as error:
+        absent = step.startswith(("enter its folder", "run")) and error.errno in _ABSENT
+        os.write(errors, f"{int(absent)}cannot {step}: {error.strerror}".encode())
+    finally:
+        os._exit(127)
+
+
+def parents() -> dict:  # type: ignore[type-arg]
+    """All processes that live, with their parents."""
+    found = {}
+    for name in os.listdir("/proc"):
+        if name.isdigit():
+            try:
+                with open(f"/proc/{name}/stat", "rb") as file:
+                    found[int(name)] = int(file.read().rpartition(b")")[2].split()[1])
+            except (OSError, IndexError):
+                continue
+    return found
+
+
+def children() -> list:  # type: ignore[type-arg]
+    """The processes whose parent this is: also what a program left behind, since it is given to us."""
+    return [pid for pid, parent in parents().items() if parent == os.getpid()]
+
+
+def family() -> list:  # type: ignore[type-arg]
+    """All that descend from this process."""
+    above = parents()
+    found, look = [], [os.getpid()]
+    while look:
+        parent = look.pop()
+        below = [pid for pid, of in above.items() if of == parent]
+        found += below
+        look += below
+    return found
+
+
+def send(pids: list, number: int) -> None:  # type: ignore[type-arg]
+    for pid in pids:
+        try:  # noqa: SIM105
+            os.kill(pid, number)
+        except ProcessLookupError:
+            pass
+
+
+def halt() -> None:
+    """Stop everything that descends from this process: again until nobody new is found."""
+    before: set = set()  # type: ignore[type-arg]
+    while (now := set(family())) - before:
+        send(list(now), signal.SIGSTOP)
+        before |= now
+
+
+class Limit:
+    """How long the program may run, and what was done about it."""
+
+    def __init__(self, path: str, program: int) -> None:
+        self._program = program
+        self._file = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        self._told = self._stopped = False
+
+    def keep(self) -> float:
+        """Do what is due; gives the seconds until something is due again."""
+        end, kill, how = LEASE.unpack(os.pread(self._file, LEASE.size, 0))
+        now = time.monotonic()
+        if now >= kill:
+            send(family(), signal.SIGKILL)
+            return 0.05  # who was born meanwhile is next
+        if now >= end and not self._stopped and how == STOPS:
+            halt()
+            self._stopped = True
+        elif now < end and self._stopped:
+            send(family(), signal.SIGCONT)
+            self._stopped = False
+        elif now >= end and how != STOPS and not self._told:
+            send([self._program] if how == TO_PROGRAM else family(), signal.SIGTERM)
+            if self._stopped:
+                send(family(), signal.SIGCONT)
+            self._told = True
+        return min((at for at in (end, kill) if at > now), default=now + 3600.0) - now
+
+
+def wait_for(program: int, limit: "Limit | None") -> int:
+    """The program's wait status, once it and everything that it started have ended."""
+    while True:
+        pid, status = os.waitpid(-1, os.WNOHANG if limit else 0)
+        if pid == program:
+            break
+        if limit and not pid:
+            signal.sigtimedwait((signal.SIGCHLD, POKE), min(limit.keep(), 3600.0))
+    while left := children():
+        for pid in left:
+            os.kill(pid, signal.SIGKILL)
+        for pid in left:
+            os.waitpid(pid, 0)
+    return status
+
+
+def main(folder: str) -> None:
+    for number in (signal.SIGHUP, signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.SIG_IGN)
+    signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGCHLD, POKE))
+    with open(os.path.join(folder, "launch"), "rb") as file:
+        launch = marshal.load(file)
+    if launch["cpus"]:
+        os.sched_setaffinity(0, launch["cpus"])  # so that the program is bound from its first moment
+    if not claim(folder):
+        return
+    end = os.path.join(folder, "exit.json")
+    room = os.open(f"{end}.room", os.O_WRONLY | os.O_CREAT, 0o600)
+    os.write(room, b" " * _ROOM)
+    ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+    errors, child_errors = os.pipe()
+    program = os.fork()
+    if not program:
+        become(launch, child_errors)
+    os.close(child_errors)
+    told = os.read(errors, 300).decode()  # nothing, at the moment when the child becomes the program
+    write_name(os.path.join(folder, "program"), program)
+    try:  # noqa: SIM105
+        os.write(1, b"started\n")
+    except OSError:
+        pass  # whoever asked is gone
+    os.dup2(os.open(os.devnull, os.O_RDWR), 1)
+    for path in () if launch.get("lease") else (os.path.join(folder, "claim"), folder):
+        os.fsync(os.open(path, os.O_RDONLY))  # now, so that the program did not have to wait for the disk
+    import json  # takes a while, which the program need not wait for
+
+    status = wait_for(program, Limit(os.path.join(folder, "lease"), program) if launch.get("lease") else None)
+    code = os.waitstatus_to_exitcode(status)
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    outcome: dict = {"cpu_s": used.ru_utime + used.ru_stime, "peak_mib": used.ru_maxrss / 1024}  # type: ignore[type-arg]
+    if told:
+        outcome |= {"why": told[1:], "absent": told[0] == "1"}
+    else:
+        outcome |= {"code": code} if code >= 0 else {"signal": -code}
+    text = json.dumps(outcome).encode()
+    os.pwrite(room, text.ljust(_ROOM), 0)
+    if not launch.get("lease"):  # a lease is over with the machine's end anyway
+        os.fsync(room)
+    os.rename(f"{end}.room", end)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])
