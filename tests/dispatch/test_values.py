@@ -148,7 +148,7 @@ def recounted(f: Any) -> Any:
 CASES: dict[str, tuple[Callable[[int], Any], Callable[[Any], Any]]] = {
     "tensor": (rows, lambda x: 2 * x),
     "a tensor and nothing": (rows, lambda x: (2 * x, None)),
-    "a tensor and constants": (rows, lambda x: {"y": 2 * x, "scale": 3.5, "nan": float("nan"), "table": torch.eye(7)}),
+    "a tensor and constants": (rows, lambda x: {"y": 2 * x, "scale": 3.5, "nan": float("nan"), "table": torch.eye(50)}),
     "types": (rows, lambda x: (x > 4, x.to(torch.int16), x.to(torch.bfloat16), x.to(torch.complex64))),
     "a dataclass": (rows, lambda x: State(2 * x, x[:, 0])),
     "dataclass to dataclass": (

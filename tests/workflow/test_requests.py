@@ -257,7 +257,7 @@ FAULTS = {
     ),
     "time of arrival beyond all counting": (
         ('"2024-01-01T10:00:30"', "1.0e+12"),
-        "requests.yaml:7: requests.1.timestamp: request 'b': 1000000000000.0 is not an ISO 8601 time or "
+        "requests.yaml:7: requests.1.timestamp: request 'b': 1000000000000 is not an ISO 8601 time or "
         "a number of seconds",
     ),
     "time of arrival that is true": (

@@ -366,7 +366,6 @@ class WorkerPool:
             raise DovetailError("what runs on a pool cannot close it")
         if self._pid and self._pid != os.getpid():
             return  # the threads are not of this process
-        atexit.unregister(self.close)
         with self.lock:
             self.closed = True
             for run in self.runs[:]:
@@ -379,6 +378,7 @@ class WorkerPool:
                 thread.join(timeout=30)
         with self._here:
             self._stop_here()
+        atexit.unregister(self.close)  # not before: a program that ends while another thread closes waits here too
         wrong, self.worker_set.wrong = self.worker_set.wrong, []
         if wrong:
             raise wrong[0] if len(wrong) == 1 else ExceptionGroup("the pool was not closed well", wrong)
