@@ -4,9 +4,10 @@
     python -m bench.pipeline_generate --gpu     a 7B-shaped model over two unequal parts of one GPU's memory
 
 The weights are random. Every process is profiled as it will run: prefill and decode, layer by layer. The plan is that
-of most tokens per second; its prediction stands beside what came, and the tokens beside those of the plain model (not
-on a GPU: there a batch may round otherwise). On a GPU both stages compute on the same device, so one group of requests
-is under way: then no stage waits for the other, and a token takes the sum of both.
+of most tokens per second; its prediction stands beside what came, and the tokens beside those of the plain model. On a
+GPU both stages compute on the same device, so one group of requests is under way: then no stage waits for the other,
+and a token takes the sum of both. There the tokens stand beside those of the same model in one stage, decoded in the
+same group: a group of another size may round otherwise.
 """
 
 from __future__ import annotations
@@ -16,8 +17,10 @@ import json
 import subprocess
 import sys
 import tempfile
+import time
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 
@@ -28,8 +31,10 @@ from dovetail.pipeline import load_generation, plan_generation, profile_generati
 from dovetail.pipeline.live import run_plan
 from dovetail.pipeline.live.hosts import HostSettings
 from dovetail.pipeline.live.prompts import Prompts
+from dovetail.pipeline.live.results import LiveResult
 from dovetail.pipeline.models.load import load
 from dovetail.pipeline.models.spec import ModelSpec
+from dovetail.pipeline.plan import Plan
 from dovetail.pipeline.profile.measure import Effort
 
 SMALL: dict[str, Any] = {
@@ -60,91 +65,206 @@ SHARES = {
     "whole": HostSettings(cores=(0,), threads=1, device="cpu"),
     "half": HostSettings(cores=(1,), threads=1, share=0.5, device="cpu"),
 }
-GPU = {"large": HostSettings(device="cuda:0"), "small": HostSettings(device="cuda:0")}
-GPU_MIB = {"large": 12_000, "small": 7_000}  # both are needed for 13.5 GB of weights and the caches
-PROMPT, TOKENS, REQUESTS = 64, 48, 6
 SEED = 1
+BEGIN_S = time.monotonic()
+
+
+class Setting(NamedTuple):
+    """A model, the devices that it is cut for, and what is asked of it."""
+
+    config: dict[str, Any]
+    hosts: dict[str, HostSettings]
+    mib: dict[str, int]
+    prompt: int
+    tokens: int
+    requests: int
+    alike: bool = False  # all hosts are the same device
+
+    @property
+    def dtype(self) -> str:
+        return f"torch.{self.config['torch_dtype']}"
+
+
+def parts_of(device: str) -> dict[str, HostSettings]:
+    return {"large": HostSettings(device=device), "small": HostSettings(device=device)}
+
+
+SETTINGS = {
+    "shares": Setting(SMALL, SHARES, {"whole": 4096, "half": 4096}, 64, 48, 6),
+    # Both parts are needed for 13.5 GB of weights and the caches.
+    "gpu": Setting(LARGE, parts_of("cuda:0"), {"large": 12_000, "small": 7_000}, 512, 256, 8, alike=True),
+    "rehearsal": Setting(
+        SMALL | {"torch_dtype": "bfloat16"}, parts_of("cpu"), {"large": 40, "small": 30}, 16, 8, 4, alike=True
+    ),
+}
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--profile", nargs=2, metavar=("HOST", "FOLDER"), help="measure as this host, and print it")
-    parser.add_argument("--gpu", action="store_true", help="a 7B-shaped model on one GPU")
+    which = parser.add_mutually_exclusive_group()
+    which.add_argument("--gpu", dest="name", action="store_const", const="gpu", help="a 7B-shaped model on one GPU")
+    which.add_argument(
+        "--rehearse", dest="name", action="store_const", const="rehearsal", help="what --gpu does, small, without one"
+    )
+    parser.add_argument("--runs", type=int, default=1, help="so many runs of the plan")
     arguments = parser.parse_args()
+    name = arguments.name or "shares"
     if arguments.profile:
         host, folder = arguments.profile
-        print(json.dumps(measure(Path(folder), (GPU if arguments.gpu else SHARES)[host], arguments.gpu)))
+        print(json.dumps(measure(Path(folder), SETTINGS[name], host)))
         return
     with tempfile.TemporaryDirectory() as folder:
-        show(compare(Path(folder), arguments.gpu))
+        show(compare(Path(folder), name, arguments.runs))
 
 
-def compare(folder: Path, gpu: bool) -> dict[str, Any]:
-    config, hosts = (LARGE, GPU) if gpu else (SMALL, SHARES)
+def compare(folder: Path, name: str, runs: int) -> dict[str, Any]:
+    setting = SETTINGS[name]
+    config, hosts = setting.config, setting.hosts
     (folder / "config.json").write_text(json.dumps(config))
-    profiles = {host: profile_as(host, folder, gpu) for host in (["large"] if gpu else hosts)}
-    if gpu:
-        profiles["small"] = profiles["large"]  # the same device
+    if setting.alike:
+        note("weights")
+        write_weights(folder, setting)
+    note("profiles")
+    first = next(iter(hosts))
+    profiles = {host: profile_as(host, folder, name) for host in ([first] if setting.alike else hosts)}
+    profiles = {host: profiles.get(host, profiles[first]) for host in hosts}
     mbps = loopback_mbps()
-    types = {
-        host: {
-            "bw_Mbps": mbps,
-            "mem_MB": GPU_MIB[host] if gpu else 4096,
-            "model_profiles": {"model": profiles[host]},
-        }
-        for host in hosts
-    }
-    problem = load_generation(
-        config,
-        types,
-        {host: [host] for host in hosts},
-        model_name="model",
-        prompt=PROMPT,
-        context=PROMPT + TOKENS,
-        concurrency=REQUESTS,
-    )
-    plan = plan_generation(problem, groups=1 if gpu else None)
-    spec = ModelSpec(source=f"hf:{folder}", seed=SEED)
-    prompts = [[(31 * i + 7 * j) % config["vocab_size"] for j in range(PROMPT)] for i in range(REQUESTS)]
-    outcome = run_plan(plan, spec, hosts=hosts, prompts=Prompts(prompts, spec), max_new_tokens=TOKENS)
-    figures = outcome.generation
-    assert figures is not None
-    assert plan.generation is not None
+    spec = spec_of(folder, setting)
+    plan = planned(setting, profiles, mbps, setting.mib)
+    generated = plan.generation
+    assert generated is not None
+    prompts = [
+        [(31 * i + 7 * j) % config["vocab_size"] for j in range(setting.prompt)] for i in range(setting.requests)
+    ]
+    outcomes = []
+    for number in range(runs):
+        note(f"run {number + 1} of {runs}")
+        outcomes.append(run(plan, spec, setting, prompts))
+    note("the tokens of the model in one piece")
+    if setting.alike:
+        enough = dict.fromkeys(hosts, 2 * sum(setting.mib.values()))
+        alone = run(planned(setting, profiles, mbps, enough), spec, setting, prompts)
+        expected, alone_s = alone.outputs, steady(alone)
+    else:
+        expected, alone_s = plain(spec, prompts, setting.tokens), None
     busy = {host: max(each.get("busy", 0.0) for each in found) for host, found in profiles.items()}
-    steady = figures.steady_tokens_s
+    rates = [steady(outcome) for outcome in outcomes]
+    judged = next((outcome.cannot_be_judged for outcome in outcomes if outcome.cannot_be_judged), "")
+    figures = outcomes[0].generation
+    assert figures is not None
     return {
         "model": f"Llama, {config['num_hidden_layers']} blocks, {config['hidden_size']} wide, random weights",
         "hosts": {host: msgspec.to_builtins(settings) for host, settings in hosts.items()},
+        "hardware": outcomes[0].hardware,
         "layers": {stage.host: list(stage.layers) for stage in plan.stages},
-        "groups": plan.generation.groups,
-        "requests": REQUESTS,
-        "predicted_tokens_s": round(plan.generation.tokens_s, 3),
-        "measured_tokens_s": None if steady is None else round(steady, 3),
-        "difference_percent": None if steady is None else round(100 * (plan.generation.tokens_s / steady - 1), 2),
-        "predicted_first_token_s": plan.generation.ttft_s,
+        "groups": generated.groups,
+        "requests": setting.requests,
+        "profiled_s": {
+            host: {f"{each['phase']} {each['tokens']} x {each['batch_size']}": sum(each["time_s"]) for each in found}
+            for host, found in profiles.items()
+        },
+        "loopback_mbps": round(mbps),
+        "predicted_tokens_s": round(generated.tokens_s, 3),
+        "measured_tokens_s": [rate and round(rate, 3) for rate in rates],
+        "difference_percent": [
+            None if rate is None else round(100 * (generated.tokens_s / rate - 1), 2) for rate in rates
+        ],
+        "predicted_first_token_s": generated.ttft_s,
         "first_token_s": figures.first_token_s,
         "overall_tokens_s": round(figures.tokens_s, 3),
-        "tokens_are_the_model_s": None if gpu else outcome.outputs == plain(spec, prompts),
+        "in_one_piece_tokens_s": alone_s,
+        "tokens_are_the_model_s": all(outcome.outputs == expected for outcome in outcomes),
         "busy_profiles": busy,
-        "cannot_be_judged": outcome.cannot_be_judged or ("profiles were disturbed" if any(busy.values()) else ""),
+        "cannot_be_judged": judged or ("profiles were disturbed" if any(busy.values()) else ""),
     }
 
 
-def profile_as(host: str, folder: Path, gpu: bool) -> list[dict[str, Any]]:
+def note(what: str) -> None:
+    """How far it is, on standard error."""
+    print(f"{time.monotonic() - BEGIN_S:7.1f} s  {what}", file=sys.stderr, flush=True)
+
+
+def spec_of(folder: Path, setting: Setting) -> ModelSpec:
+    return ModelSpec(source=f"hf:{folder}", seed=SEED, weights=str(folder) if setting.alike else None)
+
+
+def write_weights(folder: Path, setting: Setting) -> None:
+    """Random weights in files of a layer each, made on the device: each stage then reads its own."""
+    import torch
+    from safetensors.torch import save_file
+
+    device = next(iter(setting.hosts.values())).device or "cpu"
+    random = torch.Generator(device).manual_seed(SEED)
+    dtype = getattr(torch, setting.config["torch_dtype"])
+    files: dict[str, str] = {}
+    for at, tensors in enumerate(llama_tensors(setting.config)):
+        made = {}
+        for name, shape in tensors.items():
+            empty = torch.empty(shape, dtype=dtype, device=device)
+            made[name] = (empty.fill_(1) if len(shape) == 1 else empty.normal_(0, 0.02, generator=random)).cpu()
+            files[name] = f"layer-{at}.safetensors"
+        save_file(made, folder / f"layer-{at}.safetensors")
+    (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": files}))
+
+
+def llama_tensors(config: dict[str, Any]) -> Iterator[dict[str, tuple[int, ...]]]:
+    """The shapes of a Llama's tensors, layer by layer."""
+    hidden, wide, vocabulary = (config[key] for key in ("hidden_size", "intermediate_size", "vocab_size"))
+    yield {"model.embed_tokens.weight": (vocabulary, hidden)}
+    for i in range(config["num_hidden_layers"]):
+        block = {f"self_attn.{name}_proj": (hidden, hidden) for name in "qkvo"}
+        block |= {"mlp.gate_proj": (wide, hidden), "mlp.up_proj": (wide, hidden), "mlp.down_proj": (hidden, wide)}
+        norms = dict.fromkeys(("input_layernorm", "post_attention_layernorm"), (hidden,))
+        yield {f"model.layers.{i}.{name}.weight": shape for name, shape in (block | norms).items()}
+    yield {"model.norm.weight": (hidden,), "lm_head.weight": (vocabulary, hidden)}
+
+
+def planned(setting: Setting, profiles: dict[str, list[dict[str, Any]]], mbps: float, mib: dict[str, int]) -> Plan:
+    """The plan of most tokens per second, with so much memory for each host."""
+    types = {
+        host: {"bw_Mbps": mbps, "mem_MB": mib[host], "model_profiles": {"model": profiles[host]}}
+        for host in setting.hosts
+    }
+    problem = load_generation(
+        setting.config,
+        types,
+        {host: [host] for host in setting.hosts},
+        model_name="model",
+        prompt=setting.prompt,
+        context=setting.prompt + setting.tokens,
+        concurrency=setting.requests,
+    )
+    return plan_generation(problem, groups=1 if setting.alike else None)
+
+
+def run(plan: Plan, spec: ModelSpec, setting: Setting, prompts: list[list[int]]) -> LiveResult:
+    given = Prompts(prompts, spec)
+    return run_plan(plan, spec, hosts=setting.hosts, prompts=given, max_new_tokens=setting.tokens)
+
+
+def steady(outcome: LiveResult) -> float | None:
+    assert outcome.generation is not None
+    return outcome.generation.steady_tokens_s
+
+
+def profile_as(host: str, folder: Path, name: str) -> list[dict[str, Any]]:
     """The profile of a host, measured by a process that is confined as the host will be."""
     words = [sys.executable, "-m", "bench.pipeline_generate", "--profile", host, str(folder)]
-    done = subprocess.run([*words, *(["--gpu"] if gpu else [])], stdout=subprocess.PIPE, text=True, check=True)
+    chosen = {"gpu": ["--gpu"], "rehearsal": ["--rehearse"]}.get(name, [])
+    done = subprocess.run([*words, *chosen], stdout=subprocess.PIPE, text=True, check=True)
     found: list[dict[str, Any]] = json.loads(done.stdout)
     return found
 
 
-def measure(folder: Path, settings: HostSettings, gpu: bool) -> list[dict[str, Any]]:
+def measure(folder: Path, setting: Setting, host: str) -> list[dict[str, Any]]:
+    settings = setting.hosts[host]
     found = profile_generation(
-        ModelSpec(source=f"hf:{folder}", seed=SEED),
-        prompt=PROMPT,
-        context=PROMPT + TOKENS,
-        sequences=(1, REQUESTS // 2, REQUESTS),
-        dtype="torch.bfloat16" if gpu else "torch.float32",
+        spec_of(folder, setting),
+        prompt=setting.prompt,
+        context=setting.prompt + setting.tokens,
+        sequences=sorted({1, setting.requests // 2, setting.requests}),
+        dtype=setting.dtype,
         device=settings.device or "cpu",
         threads=settings.threads,
         cores=settings.cores,
@@ -159,7 +279,6 @@ def measure(folder: Path, settings: HostSettings, gpu: bool) -> list[dict[str, A
 def slowdown(share: float) -> float:
     """How many times as long a second of computing takes with a share of a core."""
     import os
-    import time
 
     def spin(seconds: float) -> float:
         begin_s, cpu_s = time.monotonic(), time.process_time()
@@ -175,7 +294,7 @@ def slowdown(share: float) -> float:
         limit.release()
 
 
-def plain(spec: ModelSpec, prompts: list[list[int]]) -> list[list[int]]:
+def plain(spec: ModelSpec, prompts: list[list[int]], tokens: int) -> list[list[int]]:
     """The tokens of the plain model's `generate`, for each prompt alone."""
     import torch
 
@@ -184,7 +303,7 @@ def plain(spec: ModelSpec, prompts: list[list[int]]) -> list[list[int]]:
     found = []
     for prompt in prompts:
         ids = torch.tensor([prompt])
-        made = whole.generate(ids, attention_mask=torch.ones_like(ids), max_new_tokens=TOKENS, do_sample=False)
+        made = whole.generate(ids, attention_mask=torch.ones_like(ids), max_new_tokens=tokens, do_sample=False)
         found.append(made[0, len(prompt) :].tolist())
     return found
 

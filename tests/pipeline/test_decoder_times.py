@@ -11,7 +11,11 @@ import pytest
 pytest.importorskip("torch")
 pytest.importorskip("transformers")
 
+import torch
+from torch import nn
+
 from dovetail import InputError, pipeline
+from dovetail.pipeline.profile import decoder_times
 from dovetail.pipeline.profile.measure import Effort
 
 CONFIGURATION: dict[str, Any] = {
@@ -47,6 +51,21 @@ def test_from_a_model_to_a_plan_of_generation(tmp_path: Path) -> None:
     assert plan.generation is not None
     assert plan.generation.source == "measured"
     assert plan.generation.ttft_s == pytest.approx(sum(found[0]["time_s"]), rel=0.5)
+
+
+def test_a_layer_takes_what_passes_until_the_next_begins(monkeypatch: pytest.MonkeyPatch) -> None:
+    blocks = nn.ModuleList([nn.Linear(2, 2), nn.Linear(2, 2)])
+    now = iter([0.0, 1.0, 3.0, 7.0, 15.0])
+    monkeypatch.setattr(decoder_times, "perf_counter", lambda: next(now))
+
+    def run() -> None:
+        value = torch.zeros(1, 2)
+        for block in blocks:
+            value = block(value)
+
+    with decoder_times.LayerClock(blocks, torch.device("cpu")) as clock:
+        assert clock.times(run) == [1.0, 2.0, 4.0, 8.0]
+    run()  # nothing is noted any more: there are no more times
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,6 @@ keep the same sequences, and none of them decides anything.
 
 from __future__ import annotations
 
-import inspect
 from typing import TYPE_CHECKING, Any
 
 from msgspec import Struct
@@ -31,10 +30,7 @@ class StageDecoder:
     def __init__(self, part: Any, device: str) -> None:
         import torch
 
-        known = inspect.signature(part.model.forward).parameters
         self._part, self._device = part, torch.device(device)
-        self._last = {"logits_to_keep": 1} if part.is_last and "logits_to_keep" in known else {}
-        self._positions = "position_ids" in known
         self._lanes: dict[int, Any] = {}
 
     def run(self, value: Any, step: DecodeStep | None) -> torch.Tensor:
@@ -61,9 +57,9 @@ class StageDecoder:
         from dovetail.core.service.key_value_cache import SequenceCache
 
         if not self._part.has_cache:
-            return self._part(prompt, **self._last)
+            return self._part(prompt, **self._part.last_logits)
         cache = SequenceCache()
-        out = self._part(prompt, cache, **self._last)
+        out = self._part(prompt, cache, **self._part.last_logits)
         if step.lane in self._lanes:
             self._lanes[step.lane].join(cache)
         else:
@@ -75,8 +71,8 @@ class StageDecoder:
 
         from dovetail.core.service.key_value_cache import lengths_mask
 
-        given: dict[str, Any] = dict(self._last)
-        if self._positions:
+        given: dict[str, Any] = dict(self._part.last_logits)
+        if self._part.takes_positions:
             given["position_ids"] = torch.tensor(step.lengths, device=self._device)[:, None]
         if not self._part.has_cache:
             return self._part(tokens, **given)

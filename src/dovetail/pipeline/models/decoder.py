@@ -7,6 +7,7 @@ nothing else would have to is proven by a run on tensors without data.
 from __future__ import annotations
 
 import copy
+import inspect
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -56,7 +57,7 @@ class DecoderPart(nn.Module):
 
     It takes token ids, or else the hidden values [items, tokens, width] that the layer before gave, and gives hidden
     values or, with the last layer, what the model gives. `cache` is one of the library's own, with an entry for each of
-    this part's blocks; `options` go to the model's own forward.
+    this part's blocks; `options` go to the model's own forward, such as `last_logits`: those of the last token alone.
     """
 
     def __init__(self, decoder: Decoder, first: int, last: int) -> None:
@@ -83,11 +84,21 @@ class DecoderPart(nn.Module):
         for name in absent:
             self.model.set_submodule(name, _Absent())
         self.has_cache = bool(own)
+        known = inspect.signature(self.model.forward).parameters
+        self.last_logits = {"logits_to_keep": 1} if self.is_last and "logits_to_keep" in known else {}
+        self.takes_positions = "position_ids" in known
         self._entering: torch.Tensor | None = None
         if not self.is_first:
             inner[0].register_forward_pre_hook(self._enter, with_kwargs=True)
         if not self.is_last:
             inner[-1].register_forward_hook(_leave)
+
+    @property
+    def blocks(self) -> nn.ModuleList:
+        """This part's own blocks; one that does nothing, where it has none."""
+        found = self.model.get_submodule(self._decoder.path)
+        assert isinstance(found, nn.ModuleList)
+        return found
 
     def until(self, last: int) -> DecoderPart:
         """The layers from this part's first to another's last as one part."""
@@ -106,10 +117,15 @@ class DecoderPart(nn.Module):
         return found[0] if len(found) == 1 else tuple(found)
 
     def placed(self, device: torch.device, dtype: torch.dtype) -> DecoderPart:
-        """A copy for a device and dtype. Buffers keep theirs, as the library has it: frequencies are never rounded."""
-        if device.type == "cpu" and all(p.dtype is dtype for p in self.parameters()):
+        """A copy for a device and dtype. Buffers keep theirs, as the library has it: frequencies are never rounded.
+
+        Weights that are right already are not copied: what just fits a device would not fit twice.
+        """
+        right = {id(p): p for p in self.parameters() if p.device == device and p.dtype is dtype}
+        if device.type == "cpu" and len(right) == len(list(self.parameters())):
             return self
-        made = copy.deepcopy(self).to(device=device)
+        memo: dict[int, Any] = dict(right)
+        made = copy.deepcopy(self, memo).to(device=device)
         for parameter in made.parameters():
             parameter.data = parameter.data.to(dtype)
         return made

@@ -238,21 +238,36 @@ def timed_rounds(
     import torch
 
     is_cuda = torch.device(device).type == "cuda"
-    for _ in range(effort.warmup):
+
+    def once() -> list[float]:
+        found = []
         for run, value in zip(runs, values, strict=False):
-            run(value)
-    times: list[list[float]] = [[] for _ in runs]
-    begin, limit = perf_counter(), effort.seconds * len(runs)
-    for count in range(1, effort.most + 1):
-        for run, value, taken in zip(runs, values, times, strict=False):
             if is_cuda:
                 torch.cuda.synchronize(device)
             start = perf_counter()
             run(value)
             if is_cuda:
                 torch.cuda.synchronize(device)
-            taken.append(perf_counter() - start)
-        passed = perf_counter() - begin
+            found.append(perf_counter() - start)
+        return found
+
+    return rounds_of(once, effort, done)
+
+
+def rounds_of(
+    once: Callable[[], Sequence[float]], effort: Effort, done: Callable[[float], None] = lambda _: None
+) -> list[list[float]]:
+    """Seconds of each part of what is done again and again; the median of every one is sure, or the time is over."""
+    for _ in range(effort.warmup):
+        once()
+    times: list[list[float]] = []
+    begin = perf_counter()
+    for count in range(1, effort.most + 1):
+        found = once()
+        times = times or [[] for _ in found]
+        for taken, seconds in zip(times, found, strict=True):
+            taken.append(seconds)
+        passed, limit = perf_counter() - begin, effort.seconds * len(found)
         done(min(max(count / effort.most, passed / limit if count >= effort.least else 0.0), 1.0))
         if count >= effort.least and (passed > limit or _sure(times, effort.precision)):
             break
