@@ -102,6 +102,11 @@ def other_figures(lines: Lines) -> None:
     lines[-1]["summary"]["core_use"] = 0.5
 
 
+def a_gpu_that_is_not_there(lines: Lines) -> None:
+    first(lines, "arrived", "a")["facts"]["gpus"] = 1
+    first(lines, "started", "a")["gpus"] = [0]
+
+
 PLANTED: list[tuple[str, Callable[[Lines], None]]] = [
     ("cores", too_few),
     ("cores", too_many),
@@ -116,6 +121,7 @@ PLANTED: list[tuple[str, Callable[[Lines], None]]] = [
     ("run_s", wrong_expectation),
     ("ask", unreadable),
     ("summary", other_figures),
+    ("gpus", a_gpu_that_is_not_there),
 ]
 
 

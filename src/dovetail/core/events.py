@@ -136,7 +136,8 @@ class Start(Event, frozen=True, gc=False, tag="started"):
     `first_s` is how much of the run is expected to pass before the first output, where that is seen; `cached` how much
     of its input was there already, in what the level counts it in. With `slots`, up to so many tasks of one kind hold
     these same devices at once, each slower the more there are; who joins while the first is set up has what is left of
-    that as `setup_s`. Without, a task is there alone.
+    that as `setup_s`. Without, a task is there alone. `gpus` are those that it uses beside its devices, where those are
+    the cores of a machine; others may use them too, as the level has it.
     """
 
     job: str
@@ -152,6 +153,7 @@ class Start(Event, frozen=True, gc=False, tag="started"):
     first_s: float | None = None
     cached: int = 0
     slots: int = 0
+    gpus: tuple[int, ...] = ()
 
 
 class Prepare(Event, frozen=True, gc=False, tag="preparing"):

@@ -21,16 +21,18 @@ class Admission:
         self.starts: list[Program] = []
         self.pauses: list[tuple[Program, str]] = []
         self.waits: dict[str, tuple[str, str]] = {}
+        self.gpus: dict[str, tuple[int, ...]] = {}  # of those that start
         self._reserved_s, self._extra = inf, 0  # when the first that could not start will, and what it leaves then
         self._blocked: Program | None = None
         self._closed = False  # whether nobody may start any more in this round
-        self._memory_lacks = False
+        self._lacking = False  # whether somebody needs memory or GPUs that a paused program may hold
 
     def pause(self, program: Program, why: str) -> None:
         """A running program goes back to the queue."""
         self.pauses.append((program, why))
         self.view.running.remove(program)
         del self.view.widths[program.id]
+        self.view.gpus.pause(program)
         self.view.waiting.append(program)
         program.place = 1 << 60 | len(self.pauses)  # the end of the queue, in the order of the pauses
         program.queued_s = self.view.now
@@ -56,6 +58,8 @@ class Admission:
                 view.running.append(program)
                 view.widths[program.id] = cores
                 view.memory_mib += program.ask.memory_mib if program.state == WAITING else 0
+                self.gpus[program.id] = gpus = view.gpus.room(program) or ()
+                view.gpus.take(program, gpus)
             else:
                 self._block(program)
                 if self._is_over():
@@ -84,24 +88,29 @@ class Admission:
         view, assign = self.view, self._assign
         if lacks := view.lacks_memory(program):
             self.waits[program.id] = ("memory", lacks)
-            self._memory_lacks = True
+            self._lacking = True
             return 0
-        cores = assign.take(program, view)
-        if cores:
+        cores, lacks = assign.take(program, view), view.gpus.lacks(program)
+        if cores and not lacks:
             return cores
-        self.waits[program.id] = ("cores", assign.refusal(program, view))
-        lack, victims, freed = assign.lack(program, view), [], 0
-        for other in self._plan.may_pause(program, view):
-            if freed >= lack or lack <= 0:
-                break
-            if other not in self.starts:
-                victims.append(other)
-                freed += assign.frees(other, view)
-        if not victims or freed < lack:
-            return 0
+        self.waits[program.id] = ("gpus", lacks) if lacks else ("cores", assign.refusal(program, view))
+        victims = self._victims(program)
         for other in victims:
             self.pause(other, f"gives way to {program.id}, which is more urgent (ran {other.ran_s(view.now):.6g} s)")
-        return assign.take(program, view)
+        self._lacking = self._lacking or bool(lacks and not victims)
+        return assign.take(program, view) if victims else 0
+
+    def _victims(self, program: Program) -> list[Program]:
+        """Whom to pause so that a program can start; nobody if that does not suffice."""
+        view, assign, gpus = self.view, self._assign, self.view.gpus.copy()
+        lack, victims = max(assign.lack(program, view), 0), []
+        for other in self._plan.may_pause(program, view):
+            if not lack and not gpus.lacks(program):
+                break
+            if other not in self.starts and (gpus.pause(other) or lack):
+                victims.append(other)
+                lack = max(lack - assign.frees(other, view), 0)
+        return [] if lack or gpus.lacks(program) else victims
 
     # --- overtaking -------------------------------------------------------------------------------
 
@@ -117,13 +126,13 @@ class Admission:
     def _is_over(self) -> bool:
         """Whether nobody that was not looked at can start."""
         shut = self._closed or self.view.options.overtaking == "none"
-        return shut and not self._memory_lacks and len(self.waits) >= _NEAR
+        return shut and not self._lacking and len(self.waits) >= _NEAR
 
     def _may_overtake(self, program: Program) -> bool:
         blocked, overtaking = self._blocked, self.view.options.overtaking
         assert blocked is not None
-        if program.state != WAITING and self._memory_lacks:
-            return True  # it holds memory that somebody needs, and only its end makes it free
+        if program.state != WAITING and self._lacking:
+            return True  # it holds memory or a GPU that somebody needs, and only its end makes that free
         if overtaking == "none" or self._closed:
             behind = f"behind {blocked.id}"
             if len(self.waits) < _NEAR:

@@ -20,6 +20,7 @@ from dovetail.core.journal import Ended, Header, open_journal
 from dovetail.core.metrics import recount
 from dovetail.host.bounds import makespan_bound_s
 from dovetail.host.check_state import ProgramState
+from dovetail.host.gpus import GpuLedger, gpus_text, is_of
 from dovetail.host.metrics import Programs
 from dovetail.host.policies import Assignment, MachineView, Planning, Program, make
 from dovetail.host.program import RUNNING, WAITING
@@ -34,6 +35,7 @@ CODES = {
     "overtaken": "a program that starts although one before it in line has waited for too long to be overtaken",
     "tries": "a program started again after more failures than it may have",
     "memory": "programs that need more memory than there is, paused ones included",
+    "gpus": "a GPU with too little memory for all on it, or shared with one that has it alone, or not as asked for",
     "bound": "a makespan below what is possible",
     "held": "a program that runs although its user paused it, or before those that it waits for",
 }
@@ -133,15 +135,31 @@ class HostRules:
         if known.held or lacks:
             why = "its user paused it" if known.held else f"it waits for {lacks[0]}"
             self._faults.add("held", event.job, f"{type(event).__name__.lower()}, but {why}")
+        if isinstance(event, Start) and (wrong := self._wrong_gpus(event, known)):
+            self._faults.add("gpus", event.job, f"found {wrong}, expected {gpus_text(known.ask)}")
         if known.failures > known.ask.retries:
             found = f"started after {known.failures} failures, expected {known.ask.retries} retries"
             self._faults.add("tries", event.job, found)
         self._overtakes(event, known)
 
+    def _wrong_gpus(self, event: Start, known: ProgramState) -> str:
+        """What is wrong with the GPUs that a program starts on, or nothing."""
+        there = self._options.gpus
+        if unknown := [gpu for gpu in event.gpus if not 0 <= gpu < len(there)]:
+            return f"GPU {unknown[0]}, which does not exist"
+        if len(set(event.gpus)) != known.ask.gpus or len(event.gpus) != known.ask.gpus:
+            return f"{len(event.gpus)} GPUs"
+        other = next((gpu for gpu in event.gpus if not is_of(there[gpu], known.ask)), None)
+        return "" if other is None else f"GPU {other}, a {there[other].type} of {there[other].memory_mib} MiB"
+
     def _overtakes(self, event: Start | Resume, known: ProgramState) -> None:
         """Who holds memory while others lack it may: only its end makes it free."""
         plan, options = self._plan, self._options
-        if plan is None or options.age_step_s is None or (isinstance(event, Resume) and options.memory_mib is not None):
+        if (
+            plan is None
+            or options.age_step_s is None
+            or (isinstance(event, Resume) and (options.memory_mib is not None or options.gpus))
+        ):
             return
         view = self._look()
         for other in self._ask(plan, lambda: plan.order(view)) or ():
@@ -178,6 +196,7 @@ class HostRules:
         view.widths = {p.id: len(p.cores) for p in view.running}
         view.held = sum(len(p.cores) for p in all_ if p.stopping)
         view.memory_mib = sum(p.ask.memory_mib for p in all_ if p.state != WAITING)
+        view.gpus = GpuLedger(self._options.gpus, all_)
         view.waiting = [p for p in all_ if self._may_start(p)]
         return view
 
@@ -192,6 +211,8 @@ class HostRules:
         view, total = self._look(), self._options.memory_mib
         if total is not None and view.memory_mib > total:
             self._faults.add("memory", "", f"found {view.memory_mib} MiB in use, expected up to {total} MiB")
+        for fault in view.gpus.faults():
+            self._faults.add("gpus", "", fault)
         changed, self._changed = self._changed, {}
         if self._assign is not None:
             self._judge_widths(self._assign, view, [p for p in changed.values() if p.id in view.widths])
@@ -219,7 +240,7 @@ class HostRules:
         if waiting and (self._options.overtaking != "first-fit" or self._options.age_step_s is not None):
             waiting = (self._ask(plan, lambda: plan.order(view)) or [])[:1]
         for p in waiting:
-            fits = not view.lacks_memory(p)
+            fits = not view.lacks_memory(p) and not view.gpus.lacks(p)
             if fits and self._ask(assign, lambda p=p: assign.must_start(p, view)):  # type: ignore[misc]
                 self._faults.add("idle", p.id, f"waits although it could start; {view.free} cores are idle")
                 return

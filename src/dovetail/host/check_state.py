@@ -37,6 +37,8 @@ class ProgramState(Program):
                     self.turn_s = now
                 self.catch_up(now)
                 self.cores, self.state = event.devices, RUNNING
+                if isinstance(event, Start):  # one that does not exist is found elsewhere
+                    self.gpus = tuple(gpu for gpu in event.gpus if 0 <= gpu < len(self._options.gpus))
                 if not self.ask.malleable and isinstance(event, Start):
                     self.asked = self.least = self.most = len(event.devices)
             case Pause():
@@ -49,6 +51,7 @@ class ProgramState(Program):
             case Finished() | Failed():
                 self.failures += isinstance(event, Failed) and not self.stopping
                 self.left, self.service_s, self.stopping, self.cores, self.had = self.size, 0.0, "", (), ()
+                self.gpus = ()
                 self.state, self.ready_s = WAITING, now
                 self._queue(place, now)
                 if not self.ask.malleable:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, Literal, TypedDict, TypeVar
 
 import msgspec
 from msgspec import Meta, Struct
 
 from dovetail.core.errors import InputError
+from dovetail.host.gpus import GpuDevice, parse_gpus
 
 T = TypeVar("T")
 Count: Any = Annotated[int, Meta(ge=1)]
@@ -16,6 +17,7 @@ Overtaking = Literal["none", "first-fit", "backfill"]
 First = Literal["admission", "growth"]
 Victim = Literal["longest", "smallest"]
 Profile = Literal["clean", "legacy"]
+Gpus = str | int | Sequence[GpuDevice]  # as `parse_gpus` reads them, or each
 
 
 class Scheduling(TypedDict, total=False):
@@ -32,6 +34,7 @@ class Scheduling(TypedDict, total=False):
     max_cores: int | None
     efficiency: float
     memory_mib: int | None
+    gpus: Gpus | None
     profile: Profile
 
 
@@ -47,7 +50,7 @@ class HostOptions(Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_
     may pass one that cannot start, `first` whether free cores go to waiting programs or to running ones, `shrink`
     whether running programs give cores up (by default as the assignment does). `min_cores` and `max_cores` bound every
     program; `efficiency` is the share of its best use of a core that `efficient` insists on. `memory_mib` None: not
-    modelled.
+    modelled. `gpus` are those of the machine.
     """
 
     plan: str = "fcfs"
@@ -63,6 +66,7 @@ class HostOptions(Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_
     max_cores: int | None = None
     efficiency: float = 0.5
     memory_mib: int | None = None
+    gpus: tuple[GpuDevice, ...] = ()
     profile: Profile = "clean"
 
     def __post_init__(self) -> None:
@@ -95,4 +99,6 @@ def host_options(given: Mapping[str, Any]) -> HostOptions:
     """
     from dovetail.core.files import checked  # reads formats, which a client of the daemon need not wait for
 
-    return checked({_SECONDS.get(name, name): value for name, value in given.items()}, HostOptions)
+    gpus = given.get("gpus")
+    read = {"gpus": parse_gpus(str(gpus)) if isinstance(gpus, str | int) else gpus or ()}
+    return checked({_SECONDS.get(name, name): value for name, value in {**given, **read}.items()}, HostOptions)

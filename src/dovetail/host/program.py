@@ -15,6 +15,7 @@ from dovetail.host.curves import LINEAR, SpeedUp, curve, learned
 TASK = "run"  # a program is a job of one task
 CORE = "core"  # the type of all devices here
 WAITING, RUNNING, PAUSED = "waiting", "running", "paused"
+GpuPause = Literal["hold", "release"]
 Stopping = Literal["", "cancel", "requeue", "limit"]  # what a program that is being stopped is stopped for
 
 
@@ -29,6 +30,7 @@ class Ask(Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
     `cores` is what it asks for, `least` and `most` what it can live with. Priority 0 is the most urgent. `memory_mib`
     is its own also while it is paused. It waits for the programs in `after`; an attempt may run for `limit_s`, and is
     followed by another `retries` times if it fails. One that is not `malleable` keeps as many cores as it started with.
+    Of each of its `gpus`, of a type if that is given, it needs `gpu_mem_mib`, or all; paused it holds or releases them.
     """
 
     cores: int
@@ -41,6 +43,10 @@ class Ask(Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
     limit_s: float | None = None
     retries: int = 0
     malleable: bool = True
+    gpus: int = 0
+    gpu_mem_mib: int | None = None
+    gpu_type: str = ""
+    gpu_pause: GpuPause = "hold"
 
     @classmethod
     def of(cls, job: str, facts: dict[str, Any]) -> Ask:
@@ -53,13 +59,16 @@ class Ask(Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
             raise InputError(f"{job}: {'.'.join(map(str, keys)) + ': ' if keys else ''}{message}") from None
         if not 1 <= ask.least <= max(ask.cores, 1) or ask.cores < 1 or (ask.most is not None and ask.most < ask.least):
             raise InputError(f"{job}: expected 1 <= least <= cores and least <= most, found {facts}")
+        if ask.gpus < 0 or (ask.gpu_mem_mib is not None and ask.gpu_mem_mib < 1):
+            raise InputError(f"{job}: expected 0 or more gpus and a positive gpu_mem_mib, found {facts}")
         return ask
 
 
 class Program:
-    """`cores` are those it holds, `had` those it held last. `left` is the work still to do, in seconds on one core, as
-    of `since`; `turn_s` is when its turn began, `queued_s` when it last began to wait, `place` where it stands then,
-    or in which order turns began. `rank` is the urgency with which it last started."""
+    """`cores` are those it holds, `had` those it held last, `gpus` those that its attempt began on. `left` is the work
+    still to do, in seconds on one core, as of `since`; `turn_s` is when its turn began, `queued_s` when it last began
+    to wait, `place` where it stands then, or in which order turns began. `rank` is the urgency with which it last
+    started."""
 
     __slots__ = (
         "arrived_s",
@@ -69,6 +78,7 @@ class Program:
         "cores",
         "curve",
         "deferred",
+        "gpus",
         "had",
         "held",
         "id",
@@ -101,6 +111,7 @@ class Program:
         self.stopping: Stopping = ""
         self.cores: tuple[int, ...] = ()
         self.had: tuple[int, ...] = ()
+        self.gpus: tuple[int, ...] = ()
         self.place, self.attempts, self.rank = seq, 0, ask.priority
         self.rates: dict[int, float] = {}
 

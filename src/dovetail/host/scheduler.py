@@ -33,6 +33,7 @@ from dovetail.host.admission import Admission
 from dovetail.host.compat.scheduler import LegacyScheduler
 from dovetail.host.cores import choose
 from dovetail.host.curves import curve
+from dovetail.host.gpus import GpuLedger, never_fits
 from dovetail.host.options import HostOptions, host_options
 from dovetail.host.policies import Assignment, Planning, make
 from dovetail.host.policies.base import MachineView
@@ -132,6 +133,8 @@ class HostScheduler:
             problem = f"needs {count_of(least)}, the machine has {self.view.cores}"
         elif self.options.memory_mib is not None and ask.memory_mib > self.options.memory_mib:
             problem = f"needs {ask.memory_mib} MiB, the machine has {self.options.memory_mib} MiB"
+        else:
+            problem = never_fits(self.options.gpus, ask)
         if problem:
             self._reject(event.job, problem)
             return
@@ -185,7 +188,7 @@ class HostScheduler:
         program = self.programs.get(job)
         if program is not None:
             self._running.pop(job, None)
-            program.cores = ()
+            program.cores = program.gpus = ()
         return program
 
     def _asked(self, event: Asked, now: float) -> None:
@@ -257,6 +260,7 @@ class HostScheduler:
         view.widths = {p.id: len(p.cores) for p in view.running}
         view.held = sum(len(p.cores) for p in self.programs.values() if p.stopping)
         view.memory_mib = sum(p.ask.memory_mib for p in self.programs.values() if p.state != WAITING)
+        view.gpus = GpuLedger(self.options.gpus, self.programs.values() if self.options.gpus else ())
         view.waiting = [p for p in self.programs.values() if self._may_run(p)]
         admission = Admission(view, self._plan, self._assign)
         self._end_turns(admission, now)
@@ -314,6 +318,7 @@ class HostScheduler:
             if widths[program.id] < len(program.cores):
                 self._resize(program, widths[program.id], free, now)
         for program in admission.starts:
+            program.gpus = admission.gpus[program.id]
             self._start(program, widths[program.id], free, now)
         for program in old:
             if widths[program.id] > len(program.cores):
@@ -336,7 +341,8 @@ class HostScheduler:
         if program.state == PAUSED:
             self._out.append(Resume(program.id, TASK, program.cores, run_s, why))
         else:
-            self._out.append(Start(program.id, TASK, program.kind, program.cores, program.ready_s, run_s, why))
+            ready_s, gpus = program.ready_s, program.gpus
+            self._out.append(Start(program.id, TASK, program.kind, program.cores, ready_s, run_s, why, gpus=gpus))
         program.state = RUNNING
         program.had = program.cores
         self._running[program.id] = program

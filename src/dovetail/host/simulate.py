@@ -180,8 +180,8 @@ def simulate(
     journal
         Write the journal here; without it to a temporary file, which goes with the run; False: nowhere.
     options
-        preemptive, victim, quantum, age_step, overtaking, first, shrink, min_cores, max_cores, efficiency, memory_mib
-        and profile: as the options of `dovetail host simulate`.
+        preemptive, victim, quantum, age_step, overtaking, first, shrink, min_cores, max_cores, efficiency, memory_mib,
+        gpus ("a100:2:80g,l4:1:24g") and profile: as the options of `dovetail host simulate`.
     """
     if not isinstance(workload, Workload):
         raise InputError(f"workload: expected what load gives, found {workload!r}")

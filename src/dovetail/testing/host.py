@@ -14,6 +14,7 @@ from dovetail.core.executor import SimExecutor
 from dovetail.core.findings import Finding, Findings
 from dovetail.core.journal import Ended
 from dovetail.host.check import HostRules
+from dovetail.host.gpus import GpuDevice
 from dovetail.host.inputs.workload import Workload
 from dovetail.host.options import HostOptions
 from dovetail.host.policies import Assignment, Planning, names
@@ -55,6 +56,10 @@ def _program(rng: Random, name: str, names: list[str], cores: int, asks: bool) -
         limit_s=rng.uniform(5, 200) if asks and rng.random() < 0.1 else None,
         retries=rng.randrange(3),
         malleable=rng.random() < 0.8,
+        gpus=(gpus := rng.choice((0, 0, 0, 1, 1, 2))),
+        gpu_mem_mib=rng.choice((None, 100, 400, rng.randint(1, 1100))) if gpus else None,
+        gpu_type=rng.choice(("", "", "a100")) if gpus else "",
+        gpu_pause=rng.choice(("hold", "release")),
     )
     return Arrived(name, "program", (rng.choice((60.0, rng.uniform(1, 500))),), facts=msgspec.to_builtins(ask))
 
@@ -79,6 +84,7 @@ def random_options(rng: Random, plan: str, assign: str) -> HostOptions:
         min_cores=rng.choice((1, 1, 2)),
         max_cores=rng.choice((None, None, 8)),
         memory_mib=rng.choice((None, None, 1000)),
+        gpus=tuple(rng.choices((GpuDevice("NVIDIA A100", 1000), GpuDevice("NVIDIA L4", 400)), k=rng.randrange(4))),
     )
 
 

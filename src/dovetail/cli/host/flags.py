@@ -35,6 +35,8 @@ class SchedulingFlags:
         The fewest cores of a program, where it asks for as many.
     max_cores
         The most cores of a program. By default max_resources_per_container for max_prop and efficient.
+    gpus
+        The GPUs of the machine: a count, or TYPE:COUNT:MEMORY, as a100:2:80g,l4:1:24g.
     profile
         clean, or legacy: the older scheduler's decisions exactly.
     """
@@ -48,6 +50,7 @@ class SchedulingFlags:
     shrink: bool | None = None
     min_cores: int = 1
     max_cores: int | None = None
+    gpus: str | None = None
     profile: Literal["clean", "legacy"] = "clean"
 
     def chosen(self) -> Scheduling:

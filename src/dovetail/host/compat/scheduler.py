@@ -24,6 +24,7 @@ from dovetail.core.tasks import TaskGraph
 from dovetail.host.compat.grants import Threads, always_attend, max_prop, strict
 from dovetail.host.cores import choose
 from dovetail.host.curves import curve
+from dovetail.host.gpus import never_fits
 from dovetail.host.options import HostOptions
 from dovetail.host.program import RUNNING, TASK, WAITING, Ask, Program
 
@@ -111,6 +112,9 @@ class LegacyScheduler:
             self._out.append(Reject(event.job, event.fault))
             return
         ask = Ask.of(event.job, event.facts)
+        if ask.gpus:
+            self._out.append(Reject(event.job, never_fits((), ask)))
+            return
         kind = self._graphs[event.of].tasks[0].kind
         self._count += 1
         program = Program(event.job, kind, self._count, ask, event.sizes[0], curve(ask.curve), now)

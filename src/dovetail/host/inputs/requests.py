@@ -13,6 +13,7 @@ from msgspec import Meta, Struct
 
 from dovetail.core.errors import InputError, did_you_mean
 from dovetail.core.files import Document, Source, as_path, open_bytes
+from dovetail.host.gpus import parse_mib
 
 Delays = Literal["before", "after"]
 _KINDS = ("execution", "update")
@@ -20,7 +21,7 @@ _MOST = 999_999
 _LONGEST_S = 1e18
 
 
-class Request(Struct, frozen=True):
+class Request(Struct, frozen=True, repr_omit_defaults=True):
     """A line of the request file: a program to start, or (`update`) new threads for one; `work` if it is given."""
 
     line: int
@@ -31,6 +32,9 @@ class Request(Struct, frozen=True):
     at_s: float
     priority: int = 0
     work: float | None = None
+    gpus: int = 0
+    gpu_mem_mib: int | None = None
+    gpu_type: str = ""
 
 
 class HostRequest(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -45,14 +49,18 @@ class HostRequest(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
     delay: Annotated[float, Meta(ge=0, le=_LONGEST_S)] = 0.0
     priority: Annotated[int, Meta(ge=0, le=_MOST)] = 0
     work: Annotated[float, Meta(ge=0, le=_LONGEST_S)] | None = None
+    gpus: Annotated[int, Meta(ge=0, le=_MOST)] = 0
+    gpu_mem: str | int | None = None
+    gpu_type: str = ""
 
 
 def read_requests(source: Source, delays: Delays = "before") -> list[Request]:
-    """A file of lines `type,id,image,threads,delay[,priority[,work]]`, or rows with these names. A delay passes before
-    its own line, or after it; the time starts with the first request. `work` is ours: core-seconds.
+    """A file of lines `type,id,image,threads,delay[,priority[,work[,gpus[,gpu_mem[,gpu_type]]]]]`, or rows with these
+    names. A delay passes before its own line, or after it; the time starts with the first request. `work`, in
+    core-seconds, and what follows is ours.
 
     >>> read_requests([{"threads": 4}, {"threads": 2, "delay": 30}])[1]
-    Request(line=2, kind='execution', id='1', image='', threads=2, at_s=30.0, priority=0, work=None)
+    Request(line=2, kind='execution', id='1', image='', threads=2, at_s=30.0)
     """
     if isinstance(source, str | os.PathLike):
         return _read_file(as_path(source, "requests"), delays)
@@ -69,7 +77,9 @@ def read_requests(source: Source, delays: Delays = "before") -> list[Request]:
 
 def _from_row(i: int, row: HostRequest) -> Request:
     name = str(i if row.id == "" else row.id)
-    return Request(i + 1, row.type, name, row.image, row.threads, row.at_s or 0.0, row.priority, row.work)
+    memory = None if row.gpu_mem is None else parse_mib(row.gpu_mem, f"requests[{i}].gpu_mem")
+    first = (i + 1, row.type, name, row.image, row.threads, row.at_s or 0.0, row.priority, row.work)
+    return Request(*first, row.gpus, memory, row.gpu_type)
 
 
 def _rows(doc: Document) -> list[object]:
@@ -82,7 +92,7 @@ def _whole_numbers(row: object) -> object:
     """Frames hold whole numbers as others where a cell of the column is empty."""
     if not isinstance(row, dict):
         return row
-    whole = ("threads", "priority", "id")
+    whole = ("threads", "priority", "id", "gpus")
     return {k: int(v) if k in whole and isinstance(v, float) and v.is_integer() else v for k, v in row.items()}
 
 
@@ -122,8 +132,8 @@ def _sequence(name: str | Path, told: Iterable[tuple[str, Request, float | None]
 
 def _request(place: str, line: str) -> tuple[Request, float]:
     fields = [field.strip() for field in line.split(",")]
-    if not 5 <= len(fields) <= 7:
-        expected = "type,id,image,threads,delay, then priority and work if there are any"
+    if not 5 <= len(fields) <= 10:
+        expected = "type,id,image,threads,delay, then priority, work, gpus, gpu_mem and gpu_type if there are any"
         raise InputError(f"{place}: found {len(fields)} fields, expected {expected}")
     kind, id_, image = fields[:3]
     if kind not in _KINDS:
@@ -133,8 +143,11 @@ def _request(place: str, line: str) -> tuple[Request, float]:
     threads = _whole(f"{place}: threads", fields[3], 1)
     delay_s = _seconds(f"{place}: delay", fields[4].removeprefix("[").removesuffix("]"))
     priority = _whole(f"{place}: priority", fields[5], 0) if len(fields) > 5 and fields[5] else 0
-    work = _seconds(f"{place}: work", fields[6]) if len(fields) > 6 else None
-    return Request(int(place.rpartition(":")[2]), kind, id_, image, threads, 0.0, priority, work), delay_s
+    work = _seconds(f"{place}: work", fields[6]) if len(fields) > 6 and fields[6] else None
+    gpus, memory, type_ = (*fields[7:], "", "", "")[:3]
+    held = (_whole(f"{place}: gpus", gpus or "0", 0), parse_mib(memory, f"{place}: gpu_mem") if memory else None, type_)
+    number = int(place.rpartition(":")[2])
+    return Request(number, kind, id_, image, threads, 0.0, priority, work, *held), delay_s
 
 
 def _whole(where: str, text: str, least: int) -> int:

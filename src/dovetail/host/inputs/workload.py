@@ -57,7 +57,15 @@ class Workload(Struct, frozen=True, repr_omit_defaults=True):
                 continue
             text = known.get(request.image, known.get("", "linear"))
             size = next(w for w in (request.work, work, curve(text).base_s, DEFAULT_WORK) if w is not None)
-            ask = Ask(request.threads, priority=request.priority, curve=text, malleable=malleable)
+            ask = Ask(
+                request.threads,
+                priority=request.priority,
+                curve=text,
+                malleable=malleable,
+                gpus=request.gpus,
+                gpu_mem_mib=request.gpu_mem_mib,
+                gpu_type=request.gpu_type,
+            )
             facts = msgspec.to_builtins(ask)
             arrivals.append((request.at_s, Arrived(request.id, request.image or "program", (size,), facts=facts)))
         images = {event.of for _, event in arrivals if isinstance(event, Arrived)}
@@ -87,8 +95,9 @@ def load(
     ----------
     requests
         A request file; or dicts, structs or a frame of pandas or polars with a row for each request: `threads`, and if
-        they matter `id`, `image`, `at_s` (or `delay` since the one before), `priority`, `work`, and `type` "update" for
-        new threads of one that is there. By default the file that the parameters name.
+        they matter `id`, `image`, `at_s` (or `delay` since the one before), `priority`, `work`, `gpus`, `gpu_mem`,
+        `gpu_type`, and `type` "update" for new threads of one that is there. By default the file that the parameters
+        name.
     parameters
         parameters.json, or a dict in its place; without requests by default the one in this folder. With get_requests
         "create" the requests are generated and, if the parameters are a file, written.

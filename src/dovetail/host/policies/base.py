@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from math import floor
 
 from dovetail.core.errors import PolicyError
+from dovetail.host.gpus import GpuLedger
 from dovetail.host.options import HostOptions
 from dovetail.host.program import WAITING, Program
 
@@ -25,7 +26,8 @@ class MachineView:
     """`running` is in the order of their starts, `waiting` in that of their arrivals. `widths` says how many cores each
     running program is to have, as far as it is decided; policies read it, the scheduler writes it.
 
-    `held` cores belong to programs that are being stopped; `memory_mib` is what all that have begun have declared.
+    `held` cores belong to programs that are being stopped; `memory_mib` is what all that have begun have declared;
+    `gpus` says who holds those of the machine.
     """
 
     def __init__(self, cores: int, options: HostOptions) -> None:
@@ -37,6 +39,7 @@ class MachineView:
         self.widths: dict[str, int] = {}
         self.held = 0
         self.memory_mib = 0
+        self.gpus = GpuLedger(options.gpus)
         self.shrinks = False
 
     @property
