@@ -117,7 +117,7 @@ def test_the_least_used_gpus_come_first_and_types_are_kept(tmp_path: Path) -> No
 @pytest.mark.parametrize(("pause", "at_s"), [("hold", 13.0), ("release", 2.0)])
 def test_a_pause_holds_or_releases_the_gpu(tmp_path: Path, pause: str, at_s: float) -> None:
     """Its user pauses a; b wants the same GPU. Released, a goes on only when b is through with it."""
-    arrivals = [
+    arrivals: Arrivals = [
         (0.0, arrived("a", gpus=1, gpu_pause=pause)),
         (1.0, arrived("b", gpus=1)),
         (2.0, Asked("a", "pause")),
