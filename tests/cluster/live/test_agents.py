@@ -4,19 +4,24 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import socket
 import sys
 import threading
 from multiprocessing import Pipe
 from pathlib import Path
+from queue import SimpleQueue
 
 import pytest
 
+from dovetail.cluster.live.agent_link import AgentErrand
 from dovetail.cluster.live.checkpoints import JobFolder, KeptCheckpoint
-from dovetail.cluster.live.executor import _AgentLine
+from dovetail.cluster.live.executor import AgentExecutor, _AgentLine
+from dovetail.cluster.live.launch import agent_folder
+from dovetail.cluster.live.nodes import ClusterNode, NodeAccelerator
 from dovetail.cluster.live.wire import NodeLeases
-from tests.cluster.live.agents import PACED, cluster, due, planned, spares, started, stopped
+from tests.cluster.live.agents import PACED, SETTINGS, cluster, due, planned, spares, started, stopped
 from tests.processes import is_alive
 from tests.waiting import PATIENCE_S, until
 
@@ -245,3 +250,34 @@ def test_two_jobs_share_an_accelerator(tmp_path: Path) -> None:
         before = c.steps(1)
         until(lambda: c.steps(1) > before + 20)
         assert c.states(1, 1) == ["starting", "running"]
+
+
+def test_who_starts_agents_learns_why_none_comes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Once for each reason, though it is tried again and again."""
+    monkeypatch.setattr("dovetail.cluster.live.executor._LAUNCH_S", 0.01)
+    told: SimpleQueue[tuple[str, str]] = SimpleQueue()
+    reasons = iter(["no room", "no room", "no room", "no room"])
+
+    def launch(node: ClusterNode, errand: AgentErrand) -> None:
+        if why := next(reasons, ""):
+            raise OSError(why)
+        Path(errand.folder).mkdir(exist_ok=True)
+        Path(errand.folder, "agent.log").write_text("Traceback\nNo module named 'numpy'\n\n")
+
+    executor = AgentExecutor(
+        SETTINGS,
+        1.0,
+        {}.__getitem__,
+        lambda rows: None,
+        secret=str(tmp_path).encode(),
+        launch=launch,
+        trouble=lambda *words: told.put(words),
+    )
+    folder = agent_folder("n", str(tmp_path).encode())
+    try:
+        executor.add_node(ClusterNode("n", (NodeAccelerator("a"),)), range(1))
+        executor.restore({}, 0.0, 1.0)
+        assert [told.get(timeout=PATIENCE_S) for _ in range(2)] == [("n", "no room"), ("n", "No module named 'numpy'")]
+    finally:
+        executor.close()
+        shutil.rmtree(folder, ignore_errors=True)

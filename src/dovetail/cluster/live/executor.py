@@ -16,7 +16,7 @@ from typing import Any
 
 from dovetail.cluster.live.agent_link import AgentErrand
 from dovetail.cluster.live.checkpoints import JobFolder
-from dovetail.cluster.live.launch import agent_folder, launch_here
+from dovetail.cluster.live.launch import agent_folder, last_words, launch_here
 from dovetail.cluster.live.lease_book import LeaseBook
 from dovetail.cluster.live.live_leases import LiveNode
 from dovetail.cluster.live.nodes import ClusterNode
@@ -41,6 +41,7 @@ _COPIES = 4  # of checkpoints at once
 _AGAIN_S = 0.1
 _PROOF_S = 10.0  # for an agent to prove who it is
 _LAUNCH_S, _MOST_LAUNCH_S = 1.0, 16.0  # between attempts to start an agent, each time longer
+_TRIES = 2  # after which it is told that none comes
 _LEAVE_S = 15.0  # beside grace and kill, for agents to leave
 _FIRST_WORD_S = 10.0  # for an agent that was just started, before it is told to leave
 _SLEPT = 3.0  # beats: who comes back so late was stopped itself, and nobody else is to blame
@@ -109,6 +110,7 @@ class AgentExecutor:
         port: int = 0,
         launch: Launch | None = None,
         watch: Watch = _nobody,
+        trouble: Callable[[str, str], None] = lambda node, why: None,
         longest_s: float = 0.0,
     ) -> None:
         self._commands = commands
@@ -116,6 +118,8 @@ class AgentExecutor:
         self._longest_s = max(longest_s, round_s)
         self._close_s = (settings.grace + settings.kill_after) * round_s + _LEAVE_S
         self._watch = watch
+        self._trouble = trouble
+        self._told: dict[str, str] = {}  # why an agent does not come, by node
         self._launch = launch or (lambda node, errand: launch_here(errand))
         self._launched: dict[str, tuple[float, int]] = {}  # when, and how often since it was last heard of
         self._lines: dict[str, _AgentLine] = {}
@@ -244,6 +248,7 @@ class AgentExecutor:
             old.hang_up()
         self._lines[beat.node] = line
         self._launched[beat.node] = (time.monotonic(), -1)
+        self._told.pop(beat.node, None)
         self._book.linked(beat.node)
         return beat.node
 
@@ -290,12 +295,21 @@ class AgentExecutor:
         return now - at >= min(_LAUNCH_S * 2.0 ** min(tries, 9), _MOST_LAUNCH_S)
 
     def _start_agent(self, node: ClusterNode) -> None:
-        folder = agent_folder(node.name, self._secret)
-        with self._launching, suppress(OSError, DovetailError):  # it is tried again
+        """It is tried again and again; from the third time on somebody learns why, whenever that is another reason."""
+        folder, why = agent_folder(node.name, self._secret), ""
+        with self._launching:
             if self._leaving:
                 return
-            self._launched[node.name] = (time.monotonic(), self._launched.get(node.name, (0.0, -1))[1] + 1)
-            self._launch(node, AgentErrand(node.name, self.host, self.port, self._secret, folder))
+            tries = self._launched.get(node.name, (0.0, -1))[1] + 1
+            self._launched[node.name] = (time.monotonic(), tries)
+            try:
+                self._launch(node, AgentErrand(node.name, self.host, self.port, self._secret, folder))
+            except (OSError, DovetailError) as error:
+                why = str(error)
+        why = why or last_words(folder) or "it was started, and has not been heard of"
+        if tries >= _TRIES and self._told.get(node.name) != why:
+            self._told[node.name] = why
+            self._trouble(node.name, why)
 
     # --- folders ----------------------------------------------------------------------------------------
 

@@ -13,6 +13,7 @@ from typing import Any
 import msgspec
 
 from dovetail.cluster.live.agent_link import AgentErrand
+from dovetail.core.service.environment import lasting_environment
 
 _START = '"$@" >> "$0" 2>&1 &'
 _LONGEST = 60  # characters of its folder's path, so that its socket's may be a name
@@ -42,7 +43,18 @@ def launch_here(errand: AgentErrand) -> None:
         start_new_session=True,
         check=True,
         cwd="/",
+        env=lasting_environment(),
     )
+
+
+def last_words(folder: str) -> str:
+    """What an agent on this machine said last, if it left anything."""
+    try:
+        with open(os.path.join(folder, "agent.log"), errors="replace") as file:
+            lines = [line.strip() for line in file if line.strip()]
+    except OSError:
+        return ""
+    return lines[-1] if lines else ""
 
 
 def on_ray(argument: bytes, store: Any) -> None:

@@ -252,6 +252,7 @@ def _executor(loop: ClusterLoop, bind: str, launch: Launch) -> NodeCarrier:
             port=port,
             launch=launch,
             watch=loop.watch,
+            trouble=lambda node, why: loop.log.write("agent does not come", node=node, why=why),
             longest_s=known.round_s,
         )
 

@@ -17,6 +17,7 @@ from dovetail.core.cgroups import parse_cpus
 from dovetail.core.errors import DovetailError, InputError
 from dovetail.core.files import checked
 from dovetail.core.service.access import own_folder
+from dovetail.core.service.environment import lasting_environment
 from dovetail.host.live.client import Client, daemon_folder
 from dovetail.host.live.setup import RequestedSettings
 from dovetail.host.options import Overtaking, host_options
@@ -127,7 +128,8 @@ def start(folder: Path, wish: RequestedSettings) -> dict[str, Any]:
     null = subprocess.DEVNULL
     with (folder / "daemon.log").open("ab") as log:
         begun = log.tell()
-        daemon = subprocess.Popen(words, stdin=null, stdout=log, stderr=log, start_new_session=True, cwd="/")
+        env = lasting_environment()
+        daemon = subprocess.Popen(words, stdin=null, stdout=log, stderr=log, start_new_session=True, cwd="/", env=env)
     limit = time.monotonic() + _START_LIMIT_S
     while time.monotonic() < limit:
         if daemon.poll() is not None:
