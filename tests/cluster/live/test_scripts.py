@@ -55,9 +55,11 @@ def losses(
     widths: tuple[int, ...] = (),
     leases: list[Lease] | None = None,
 ) -> list[str]:
-    """Of all processes of a job that is preempted at `stops`, with as many ranks as `widths` says for each turn."""
-    checkpoint, output = folder / "checkpoint", folder / "output"
+    """Of all processes of a job that is preempted at `stops`, with as many ranks as `widths` says for each turn. Each
+    rank has a file of its own: what two write to one is torn, where a line is written in pieces (PYTHONUNBUFFERED)."""
+    checkpoint = folder / "checkpoint"
     checkpoint.mkdir(parents=True)
+    outputs = [folder / f"output-{rank}" for rank in range(max(widths, default=1))]
     done = 0
     for epoch, stop in enumerate([*stops, STEPS], start=1):
         lease = Lease(1e6, steps=stop, total_steps=STEPS, done=done, last=True)
@@ -65,7 +67,6 @@ def losses(
             task = {
                 "script": str(SCRIPTS / script),
                 "words": [word.format(checkpoint=checkpoint) for word in words],
-                "output": str(output),
             }
             width = widths[epoch - 1] if widths else 1
             common = agent.environment(checkpoint, epoch) | {
@@ -77,12 +78,20 @@ def losses(
                 "MASTER_ADDR": "127.0.0.1",
                 "MASTER_PORT": str(free_port()),
             }
-            ranks = [{"RANK": str(rank), "DOVETAIL_RANK": str(rank)} for rank in range(width)]
-            code = run(*({**task, "environment": common | rank} for rank in ranks))
-        assert code == 0, output.read_text()
+            code = run(
+                *(
+                    {
+                        **task,
+                        "output": str(outputs[rank]),
+                        "environment": {**common, "RANK": str(rank), "DOVETAIL_RANK": str(rank)},
+                    }
+                    for rank in range(width)
+                )
+            )
+        assert code == 0, [output.read_text() for output in outputs if output.exists()]
         assert agent.names()[-1] == ("complete" if stop == STEPS else "commit")
         done = stop
-    return [line for line in output.read_text().splitlines() if line.startswith("loss ")]
+    return [line for output in outputs for line in output.read_text().splitlines() if line.startswith("loss ")]
 
 
 GAVEL = ["--checkpoint_dir", "{checkpoint}", "--enable_gavel_iterator"]
