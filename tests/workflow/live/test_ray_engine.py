@@ -228,9 +228,11 @@ def test_nodes_go_come_back_and_join(nodes: RayNodes, engine: Engine) -> None:
 def test_a_head_that_is_gone_is_waited_for(nodes: RayNodes, engine: Engine) -> None:
     """The service outlives what Ray does to its drivers; what runs is not disturbed before that."""
     engine.begin(1)
+    engine.load(0, "where")
     nodes.kill_head()
     until(lambda: "does not answer" in engine.engine.status()[0].get("trouble", ""))
-    assert engine.call(0, "where")["pid"] == engine.pid(0)
+    engine.engine.call(0, ModelCall(id="where", model="where", inputs={}))
+    assert engine.next(Answer).outputs["pid"] == engine.pid(0)
     count = len(engine.engine.places)
     lost = [engine.next(WorkerLost) for _ in range(4)]
     assert sorted(report.worker for report in lost) == [0, 1, 2, 3]

@@ -24,7 +24,8 @@ from tests.waiting import until
 class FakeRay:
     """Launches nothing: the test is the process that was to be launched."""
 
-    bind, gcs, head_trouble = "127.0.0.1", "gcs", None
+    bind, gcs = "127.0.0.1", "gcs"
+    head_trouble: str | None = None
     nodes = (RayNode("1", "a", "127.0.0.1", {"dovetail_gpu": 1.0}),)
     launched: list[LaunchProcess]
 
@@ -95,6 +96,25 @@ def test_an_end_that_is_told_twice_is_one_end(cluster: FakeRay) -> None:
         connection.close()
         until(lambda n=n: sum(isinstance(report, WorkerLost) for report in reports) == n)  # type: ignore[misc]
     until(lambda: len(cluster.launched) == 4)
+
+
+@pytest.mark.parametrize("told", [False, True])
+def test_a_node_that_ends_without_its_head_is_lost_for_that(cluster: FakeRay, told: bool) -> None:
+    """Its processes end before Ray's driver here does, and Ray may say so."""
+    reports: list[Report] = cluster.reports  # type: ignore[attr-defined]
+    until(lambda: cluster.launched)
+    connection = cluster.call()
+    until(lambda: WorkerReady(0) in reports)
+    cluster.head_trouble = "Ray's head does not answer"
+    if told:
+        cluster.tell(ProcessEnded(cluster.launched[0].name, "its actor died"))
+    else:
+        connection.close()
+    until(lambda: any(isinstance(report, WorkerLost) for report in reports))
+    connection.close()
+    lost = next(report for report in reports if isinstance(report, WorkerLost))
+    ended = "its actor died" if told else "its connection was closed"
+    assert lost.why == f"{ended}; Ray's head does not answer"
 
 
 def test_what_a_worker_did_not_live_to_tell_of_is_not_kept(cluster: FakeRay) -> None:

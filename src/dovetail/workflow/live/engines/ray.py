@@ -303,12 +303,17 @@ class RayWorkers:
     def _ended(self, change: ProcessEnded) -> None:
         for i, worker in enumerate(self._workers):
             if worker.name == change.name:
-                worker.why = worker.why or change.why
+                worker.why = worker.why or self._blamed(change.why)
                 self._changed.notify_all()
                 if worker.line is None:
                     self._later(i, worker)
                 else:
                     worker.line.cut()
+
+    def _blamed(self, why: str) -> str:
+        """A node that has lost its head ends itself, before or after Ray's driver here: then the head is the reason."""
+        head = self._ray.head_trouble
+        return f"{why}; {head}" if head else why
 
     # --- the keeper's thread ------------------------------------------------------------------------------
 
@@ -435,7 +440,7 @@ class RayWorkers:
             assert worker.name is not None
             self._ray.kill(worker.name)  # it may only be unreachable
             self._ray.abandon(worker.name, tuple(self._kept_by.pop(worker.name, ())))
-            why = worker.why or "its connection was closed"
+            why = worker.why or self._blamed("its connection was closed")
         assert self._report is not None
         self._report(WorkerLost(i, why))
         with self._changed:  # until now the line was there, and nobody else started it anew
