@@ -23,6 +23,7 @@ from hypothesis import strategies as st
 
 from dovetail import workflow
 from dovetail.workflow.live.backends import http_client, tensors
+from dovetail.workflow.live.backends import started as backends_started
 from dovetail.workflow.live.backends.events import data_of
 from dovetail.workflow.live.backends.servers import ServerBackEnd, make
 from dovetail.workflow.live.engines.local import LocalGpuEngine, emulated_gpus
@@ -41,6 +42,7 @@ from dovetail.workflow.live.protocol import (
     WorkerReady,
 )
 from dovetail.workflow.live.specs import model_specs
+from tests.ports import lasting_port
 from tests.processes import children_of
 from tests.waiting import PATIENCE_S, until
 from tests.workflow.live import fake_servers
@@ -537,6 +539,29 @@ def test_a_server_is_started_at_load_and_ended_at_unload(tmp_path: Path) -> None
         assert end.status() == {"healthy": True, "loaded": False}
         assert not Path("/proc", str(status["pid"])).exists()
     assert log.read_text() == "a fake server starts\n" * 2
+
+
+def test_whoever_starts_a_server_has_the_log(tmp_path: Path) -> None:
+    logs = [tmp_path / name for name in "ab"]
+    for log in logs:
+        end = started("openai", "m", log=str(log))
+        end.load(["cpu"])
+        end.unload(keep=False)
+    assert [log.read_text() for log in logs] == ["a fake server starts\n"] * 2
+
+
+def test_a_port_that_is_taken_meanwhile_is_left_to_whoever_has_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listens, socket.socket() as bound:
+        bound.bind(("127.0.0.1", 0))
+        ports = [taken.getsockname()[1] for taken in (listens, bound, bound)]
+        found = [*ports[:2], lasting_port(), *ports]
+        monkeypatch.setattr(backends_started, "_free_port", iter(found).__next__)
+        end = started("openai", "m")
+        end.load(["cpu"])
+        assert ask(end, prompt="a").outputs == {"text": "m: a"}
+        end.unload(keep=False)
+        with pytest.raises(BackEndError, match="Address already in use"):  # in the end
+            end.load(["cpu"])
 
 
 def test_a_server_sees_its_devices_alone(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -33,6 +33,8 @@ from dovetail.workflow.live.backends.swapping import SWAPS, ready
 from dovetail.workflow.live.protocol import Answer, BackEndError, Emit, Memory, ModelCall, ServedModel
 
 Api = Literal["chat", "completions", "embeddings", "infer"]
+_PORTS = 3  # tried: somebody else may take one between the look for it and the server's own
+_TAKEN = ("address already in use", "another server listens there")
 
 
 class ServerSource(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -77,7 +79,7 @@ class ServerBackEnd:
         self._let_go()
         server = self._server = self._server or _server(self.source, devices)
         try:
-            start = server.enter(self.model.name)
+            start = server.enter(self.model.name, self.source)
             kept = self._kept and start == self._start and server.process is not None
             self._start = start
             self._hold = _hold(self._held(server.client.url))
@@ -248,29 +250,33 @@ class SharedServer:
         self._users: set[str] = set()
         self._lock = Lock()
 
-    def enter(self, user: str) -> int:
-        """Be one of its users, and start it if that is needed. Which start it was: later ones know nothing of what was
-        loaded before."""
+    def enter(self, user: str, source: ServerSource) -> int:
+        """Be one of its users, and start it if that is needed, with one's own log and limits. Which start it was: later
+        ones know nothing of what was loaded before."""
         with self._lock:
             if not self.source.command:
                 if not self._ready():
                     raise BackEndError(f"{self.source.url}: no server answers there")
             elif not self.runs:
-                self._start(self.source.command)
+                self.source = source
+                self._start(source.command)
             self._users.add(user)
             return self.starts
 
     def _start(self, command: list[str]) -> None:
-        self._stop()
         source = self.source
-        self.process = StartedServer(command, source.url, source.model, self.devices, source.log)
-        self.client = self._client_of(self.process.url)
-        self.starts += 1
-        try:
-            self.process.start(source.stop_s, source.ready_s, self._ready)
-        except BaseException:
+        for left in reversed(range(_PORTS if "{port}" in source.url else 1)):
             self._stop()
-            raise
+            self.process = StartedServer(command, source.url, source.model, self.devices, source.log)
+            self.client = self._client_of(self.process.url)
+            self.starts += 1
+            try:
+                return self.process.start(source.stop_s, source.ready_s, self._ready)
+            except BaseException as error:
+                self._stop()
+                if not left or not any(words in str(error).lower() for words in _TAKEN):
+                    raise
+        return None
 
     @property
     def runs(self) -> bool:
