@@ -95,9 +95,10 @@ class _Cluster:
         self._nodes: dict[str, Any] = {}
 
     def start(self, port: int | None = None) -> str:
+        from tests.ports import lasting_port
         from tests.ray_cluster import new_cluster
 
-        self._cluster: Any = new_cluster({"gcs_server_port": port} if port else {})
+        self._cluster: Any = new_cluster({"gcs_server_port": port or lasting_port()})
         self._address = str(self._cluster.address)
         return self._address
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import socket
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -18,6 +17,7 @@ import dovetail.cluster.compat.gavel_shim as shim
 from dovetail.cluster.live.agent_env import environment
 from dovetail.cluster.live.wire import Lease, NodeLease, TrainingCommand
 from tests.cluster.live.agent_double import AgentDouble
+from tests.ports import lasting_port
 
 pytest.importorskip("torch")
 ROOT = Path(__file__).parents[3]
@@ -76,7 +76,7 @@ def losses(
                 "DOVETAIL_WORLD_SIZE": str(width),
                 "WORLD_SIZE": str(width),
                 "MASTER_ADDR": "127.0.0.1",
-                "MASTER_PORT": str(free_port()),
+                "MASTER_PORT": str(lasting_port()),
             }
             code = run(
                 *(
@@ -139,13 +139,6 @@ def test_ranks_of_a_trainer_agree_when_to_save(run: Runner, tmp_path: Path) -> N
     assert len(told) == 2 * STEPS
     saved = {path.name for path in tmp_path.glob("checkpoint/checkpoint-*")}
     assert saved == {"checkpoint-10", f"checkpoint-{STEPS}"}
-
-
-def free_port() -> int:
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        port: int = listener.getsockname()[1]
-        return port
 
 
 def test_old_scripts_find_their_iterator_whatever_path_a_job_sets(tmp_path: Path) -> None:
