@@ -641,3 +641,25 @@ def test_a_program_may_end_with_chunks_under_way() -> None:
     """Several times, for it takes some luck that a thread is inside PyTorch just then."""
     codes = [subprocess.run([sys.executable, "-c", LEFT], timeout=HANG_S, check=False).returncode for _ in range(4)]
     assert codes == [0] * 4
+
+
+ABANDONED = """
+import time
+import torch
+from dovetail.dispatch import Dispatcher
+
+def teardown(device):
+    time.sleep(0.5)  # the program comes to its end meanwhile
+    torch.ones(3).sum()
+    print("torn down")
+
+dispatcher = Dispatcher(torch.neg, sizes=10, teardown=teardown, cache=False)
+dispatcher.run(torch.ones(100))
+del dispatcher
+"""
+
+
+def test_a_program_waits_for_the_end_of_a_pool_that_nobody_uses_any_more() -> None:
+    command = [sys.executable, "-c", ABANDONED]
+    ended = subprocess.run(command, timeout=HANG_S, check=False, capture_output=True, text=True)
+    assert (ended.returncode, ended.stdout, ended.stderr) == (0, "torn down\n", "")

@@ -384,9 +384,10 @@ class WorkerPool:
             raise wrong[0] if len(wrong) == 1 else ExceptionGroup("the pool was not closed well", wrong)
 
     def abandon(self) -> None:
-        """Nobody can use the pool any more: its threads end. Others wait for them, not the one that comes by."""
+        """Nobody can use the pool any more: its threads end. Another one waits for them, not the one that comes by; the
+        interpreter's end waits for that one, which frees tensors too: a thread that does so then aborts the process."""
         if not self.closed and (self.threads or any(self._started_here)):
-            Thread(target=self.close, name="dovetail end", daemon=True).start()
+            Thread(target=self.close, name="dovetail end", daemon=False).start()
 
     def __enter__(self) -> WorkerPool:
         return self
