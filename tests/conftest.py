@@ -24,7 +24,8 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 
 # How long an example takes is the machine's business, and who only asks whether there is one need not have a small one.
 _PHASES = [phase for phase in hypothesis.Phase if "DOVETAIL_UNSHRUNK" not in os.environ or phase.name != "shrink"]
-hypothesis.settings.register_profile("untimed", deadline=None, phases=_PHASES)
+_UNTIMED = [hypothesis.HealthCheck.too_slow]
+hypothesis.settings.register_profile("untimed", deadline=None, phases=_PHASES, suppress_health_check=_UNTIMED)
 hypothesis.settings.load_profile("untimed")
 
 

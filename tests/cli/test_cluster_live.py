@@ -202,9 +202,10 @@ def test_bad_places_are_refused(
 # --- traces ---
 
 
-def test_a_trace_is_replayed_by_stand_ins(shell: Shell, tmp_path: Path) -> None:
+def test_a_trace_is_replayed_by_stand_ins(shell: Shell, served: Any, tmp_path: Path) -> None:
     trace = tmp_path / "jobs.csv"
     trace.write_text(TRACE)
+    before_s = served.service.now()  # the first job itself may come late
     found = shell.json("replay", str(trace), "--speed", "400")
     assert (found["submitted"], found["completed"], found["not_submitted"]) == (3, 3, 0)
     assert [(job["model"], job["steps"], job["state"]) for job in found["jobs"]] == [
@@ -212,7 +213,7 @@ def test_a_trace_is_replayed_by_stand_ins(shell: Shell, tmp_path: Path) -> None:
         ("A3C", 2, "completed"),
         ("LM (batch size 5)", 15, "completed"),
     ]
-    assert found["jobs"][1]["arrived_s"] - found["jobs"][0]["arrived_s"] >= 0.9, "400 s at 400 times the speed"
+    assert found["jobs"][1]["arrived_s"] - before_s >= 0.99, "400 s at 400 times the speed"
     trace.write_text(TRACE.replace(",2,6000", ",4,6000"))
     found = shell.json("replay", str(trace), "--speed", "1e6", "--widths", "guess", code=3)
     assert (found["submitted"], found["completed"], found["left_out"]) == (2, 2, 1)

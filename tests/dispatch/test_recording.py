@@ -69,7 +69,7 @@ curves = st.builds(
 )  # latency, rate, largest call
 
 
-@settings(max_examples=80, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=80, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
 @given(
     given_curves=st.lists(curves, min_size=1, max_size=4),
     items=st.integers(1, 300_000),
