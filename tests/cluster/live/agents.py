@@ -33,10 +33,17 @@ class Cluster:
     """Two nodes, of two accelerators each: numbers 0 and 1, 2 and 3."""
 
     def __init__(
-        self, folder: Path, round_s: float = 2.0, nodes: Sequence[str] = ("left",), gpus: bool = False
+        self,
+        folder: Path,
+        round_s: float = 2.0,
+        nodes: Sequence[str] = ("left",),
+        gpus: bool = False,
+        lease_s: float | None = None,
     ) -> None:
+        """Leases are extended again and again, by a round or by `lease_s`: so long may a busy machine forget to."""
         self.folder = folder
         self.round_s = round_s
+        self._lease_s = round_s if lease_s is None else lease_s
         self.commands: dict[int, TrainingCommand] = {}
         self.rows: list[Rows] = []
         self.said: list[LeaseState | ProcessEvent] = []
@@ -50,7 +57,7 @@ class Cluster:
         self._keeper.start()
 
     def _extend(self) -> None:
-        while not self._over.wait(self.round_s / 8):
+        while not self._over.wait(min(self.round_s, self._lease_s) / 8):
             self.decide()
 
     def start(self) -> None:
@@ -81,7 +88,7 @@ class Cluster:
         return JobFolder(folder)
 
     def decide(self, *rows: Rows) -> None:
-        self.executor.carry(rows, self.now, self.now + self.round_s)
+        self.executor.carry(rows, self.now, self.now + self._lease_s)
 
     def begin(self, job: int, epoch: int, *devices: int, beside: int = -1) -> None:
         self.decide(started(job, epoch, devices, beside))

@@ -220,7 +220,7 @@ time.sleep(1000)
 
 
 def test_who_hangs_is_ended_however_often_its_lease_is_renewed(tmp_path: Path) -> None:
-    with cluster(tmp_path, round_s=0.5) as c:
+    with cluster(tmp_path, round_s=0.5, lease_s=60.0) as c:
         c.job(1, script("time.sleep(1000)"))
         c.begin(1, 1, 0)
         assert why(c) == "it has not said a word for 5 rounds"
@@ -342,7 +342,7 @@ def test_a_command_that_had_its_turn_and_saved_nothing_has_failed(tmp_path: Path
 
 
 def test_a_turn_that_was_cut_short_is_no_failure(tmp_path: Path) -> None:
-    with cluster(tmp_path) as c:
+    with cluster(tmp_path, round_s=60.0, lease_s=2.0) as c:
         folder = c.job(1, (sys.executable, "-c", FORGETFUL), checkpoint="own", cwd=str(tmp_path / "jobs"))
         c.begin(1, 1, 0)
         log = folder.log(1, 0)
