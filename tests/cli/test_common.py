@@ -52,8 +52,8 @@ def test_numbers_are_aligned_right_and_words_left(capsys: pytest.CaptureFixture[
     assert capsys.readouterr().out.splitlines()[2:] == ["   1   a      1", "   -   abc    x", " 100   b      yes"]
 
 
-def test_progress_is_silent_without_a_terminal(capsys: pytest.CaptureFixture[str]) -> None:
-    with progress("simulating", total=2) as done:
+def test_progress_can_be_silent_without_a_terminal(capsys: pytest.CaptureFixture[str]) -> None:
+    with progress("simulating", total=2, lines_s=None) as done:
         done(1)
     assert capsys.readouterr() == ("", "")
 

@@ -8,6 +8,8 @@ from pathlib import Path
 import pytest
 
 from dovetail.cli import main
+from dovetail.cli.host.watch import _lately
+from dovetail.host import LiveProgram
 
 E1 = "execution,0,a,12,0,0,960\nexecution,1,a,12,[10.0],0,960\nexecution,2,a,12,10,0,960\n"
 
@@ -111,6 +113,22 @@ def test_an_experiment_and_its_comparison(here: Path, capsys: pytest.CaptureFixt
     assert main(words) == 0  # resumed: nothing is left to do
     assert "±" in capsys.readouterr().out
     assert (here / "log/comparison.csv").read_bytes() == first
+
+
+def test_an_experiment_writes_nothing_unasked(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    before = sorted(here.rglob("*"))
+    assert main(["host", "experiment", "1", "2", "--work", "50", "--plans", "fcfs", "--assigns", "strict"]) == 0
+    assert "written" not in capsys.readouterr().out
+    assert sorted(here.rglob("*")) == before
+
+
+def test_a_list_shows_what_ended_lately() -> None:
+    ended = [
+        LiveProgram(id=str(n), name="", cores=1, state="completed", arrived_s=float(-n), turnaround_s=2.0 * n)
+        for n in range(15)
+    ]
+    waits = LiveProgram(id="waits", name="", cores=1)
+    assert [row.id for row in _lately([waits, *reversed(ended)])] == ["waits", *map(str, range(14, 4, -1))]
 
 
 @pytest.mark.parametrize("words", [["0", "4"], ["1", "0"], ["1", "4", "--repeats", "0"], ["1", "4", "--plans", "x"]])

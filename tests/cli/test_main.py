@@ -10,7 +10,7 @@ from collections.abc import Callable
 from types import ModuleType
 
 import pytest
-from cyclopts import App
+from cyclopts import App, CycloptsError
 
 from dovetail import __version__, cli
 from dovetail.cli import pipeline
@@ -151,6 +151,33 @@ def test_the_bash_completion_script_completes() -> None:
     """
     done = subprocess.run(["bash", "-c", script], capture_output=True, text=True, check=True)
     assert done.stdout.split() == ["doctor"]
+
+
+@pytest.mark.parametrize(
+    ("words", "some"),
+    [
+        ("workflow run --policy ", {"baseline", "dovetail"}),
+        ("cluster sweep continuous -p fifo max_min_fairness_p", {"max_min_fairness_perf"}),
+        ("pipeline plan --method ", {"exact", "equal"}),
+        ("dispatch simulate --policy ", {"guided"}),
+        ("host simulate --assign ", {"strict"}),
+    ],
+)
+def test_values_are_completed_too(capsys: pytest.CaptureFixture[str], words: str, some: set[str]) -> None:
+    assert cli.main(["__complete", *words.split(" ")]) == 0
+    assert some <= {line.split("\t")[0] for line in capsys.readouterr().out.splitlines()}
+
+
+@pytest.mark.parametrize("raised", [DovetailError("there is no job " + "x" * 100_000), CycloptsError(msg="y" * 9999)])
+def test_long_names_are_cut(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, raised: Exception
+) -> None:
+    def fail(_: object) -> None:
+        raise raised
+
+    monkeypatch.setattr(cli, "build_app", lambda _: fail)
+    assert cli.main(["check"]) in (1, 2)
+    assert 100 < len(capsys.readouterr().err) < 300
 
 
 def test_the_command_starts_without_heavy_packages() -> None:

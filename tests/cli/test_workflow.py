@@ -93,7 +93,6 @@ def test_run_reads_the_default_files_and_writes_three(command: Command, folder: 
     code, out, err = command("run", "--gpus", "2")
     assert (code, err) == (0, "")
     assert listing(folder) == sorted([*INPUTS, *(name.format("dovetail") for name in FILES)])
-    assert "[0.00s] Processing request r0 (workflow: talk)" in out
     assert "EXECUTION METRICS" in out
     assert "Requests: 8 completed, 0 rejected" in out
     assert "Detailed execution log written to dovetail_execution_log.json" in out
@@ -132,10 +131,12 @@ def test_json_is_all_that_is_printed(command: Command) -> None:
     assert (figures["gpus"], figures["mode"], figures["completed"], figures["rejected"]) == (2, "offline", 8, 0)
 
 
-def test_quiet_prints_the_metrics_without_the_log(command: Command) -> None:
-    _, out, _ = command("run", "--gpus", "2", "-q")
+@pytest.mark.parametrize("words", [(), ("-q",), ("-v",)])
+def test_the_log_is_printed_only_where_it_is_asked_for(command: Command, folder: Path, words: tuple[str, ...]) -> None:
+    _, out, _ = command("run", "--gpus", "2", *words)
     assert "EXECUTION METRICS" in out
-    assert "Processing request" not in out
+    assert ("Processing request" in out) == (words == ("-v",))
+    assert "Processing request" in (folder / "dovetail_scheduler.log").read_text()
 
 
 def test_the_console_may_show_only_the_first_lines_of_the_log(command: Command, folder: Path) -> None:
@@ -673,6 +674,13 @@ def test_plan_finds_the_fewest_gpus(command: Command) -> None:
     assert f"makespan <= 60.0 s: {answer['gpus']} GPUs ({answer['reason']})" in out
 
 
+def test_run_compare_and_plan_take_the_same_files_alike(command: Command) -> None:
+    run = json.loads(command("run", "--gpus", "3", "--format", "json")[1])
+    (row,) = json.loads(command("compare", "--gpus", "3", "--policy", "dovetail", "--format", "json")[1])
+    plan = json.loads(command("plan", "--p99", str(run["p99_request_s"] + 1e-6), "--format", "json")[1])
+    assert run["p99_request_s"] == row["p99_request_s"] == plan["tried"]["3"]
+
+
 def test_plan_gives_exit_code_1_if_no_pool_is_large_enough(command: Command) -> None:
     code, out, _ = command("plan", "--p99", "0.5", "--max-gpus", "16")
     assert code == 1
@@ -686,7 +694,7 @@ def test_plan_gives_exit_code_1_if_no_pool_is_large_enough(command: Command) -> 
         (["--p99", "1", "--mean", "1"], "give one limit"),
         (["--p99", "-1"], "the limit must be positive"),
         (["--p99", "soon"], "soon"),
-        (["--p99", "10", "--policy", "optimise"], "plans ahead"),
+        (["--p99", "10", "--policy", "optimise", "--mode", "online"], "plans ahead"),
         (["--p99", "10", "--policy", "best"], "no workflow policy is called 'best'"),
     ],
 )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -29,6 +30,19 @@ def test_the_page_lies_beside_the_journal(write: Write, capsys: pytest.CaptureFi
     shown = capsys.readouterr().out
     assert f"page: {path.with_suffix('.html')}" in shown
     assert "50 %" in shown
+
+
+def test_without_a_name_the_newest_journal_is_drawn(
+    write: Write, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert cli.main(["report"]) == 2
+    assert "no *_journal.jsonl in this folder" in capsys.readouterr().err
+    for age, name in ((0, "new_journal.jsonl"), (9, "old_journal.jsonl")):
+        path = write(name.removesuffix(".jsonl")).rename(tmp_path / name)
+        os.utime(path, (1e9 - age, 1e9 - age))
+    assert cli.main(["report"]) == 0
+    assert [path.name for path in tmp_path.glob("*.html")] == ["new_journal.html"]
 
 
 def test_everything_at_once_as_json(write: Write, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -90,7 +104,8 @@ def test_nothing_is_written_on_bad_input(write: Write, tmp_path: Path, monkeypat
     other.write_bytes(path.read_bytes())
     with pytest.raises(InputError, match="is the same file as the input"):
         report(other)
-    with pytest.raises(InputError, match="at least one journal"):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(InputError, match=r"no \*_journal.jsonl in this folder: name one"):
         report()
     with pytest.raises(InputError, match=r"ends in \.html"):
         report(path, out=tmp_path / "page.txt")

@@ -12,7 +12,7 @@ from cyclopts import App, CycloptsError
 
 from dovetail.cli.verbs import Command, register
 from dovetail.core.errors import DovetailError
-from dovetail.core.output import printable
+from dovetail.core.output import printable, shortened
 from dovetail.version import __version__
 
 COMMANDS = (
@@ -102,9 +102,9 @@ def _complain(message: str, exit_code: int, debug: bool) -> int:
         import traceback
 
         traceback.print_exc()
-    print(printable(message, keep="\n"), file=sys.stderr)
+    print(shortened(printable(message, keep="\n")), file=sys.stderr)
     return exit_code
 
 
 def _warn(message: Warning | str, *_: object, **__: object) -> None:
-    print(printable(f"warning: {message}", keep="\n"), file=sys.stderr)
+    print(shortened(printable(f"warning: {message}", keep="\n")), file=sys.stderr)

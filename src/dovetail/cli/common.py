@@ -24,6 +24,7 @@ Force = Annotated[bool, Parameter(name=["--force", "-f"], negative=())]
 Numbers = Annotated[tuple[int, ...], Parameter(consume_multiple=True, negative=())]
 Pairs = Annotated[list[str], Parameter(consume_multiple=True, negative=())]  # NAME=VALUE, any number
 
+_LINES_S = 10.0  # from one line of progress to the next, where there is no terminal
 _MANY_ROWS = 500  # for more, the terminal itself breaks lines: to find widths for all would take seconds
 
 
@@ -163,10 +164,13 @@ def _text(value: object) -> str:
 
 
 @contextmanager
-def progress(title: str, total: float | None = None, lines_s: float | None = None) -> Iterator[Callable[[float], None]]:
+def progress(
+    title: str, total: float | None = None, lines_s: float | None = _LINES_S
+) -> Iterator[Callable[[float], None]]:
     """A progress bar on stderr that vanishes at the end; gives a function that reports how much is done so far.
 
-    `total` None means that the end is unknown. Without a terminal there is no bar, but a line every `lines_s`.
+    `total` None means that the end is unknown, 1 that shares are told. Without a terminal there is no bar, but a line
+    every `lines_s`, or none if that is None.
 
     >>> with progress("simulating", total=10) as done:
     ...     done(10)
@@ -191,7 +195,8 @@ def _lines(title: str, total: float | None, every_s: float) -> Iterator[Callable
     def tell() -> None:
         while not over.wait(every_s):
             of = "" if total is None else f" of {total:g}"
-            print(f"{title}: {known[0]:g}{of} done", file=sys.stderr, flush=True)
+            done = f"{known[0]:.0%}".replace("%", " %") if total == 1 else f"{known[0]:g}{of}"
+            print(f"{title}: {done} done", file=sys.stderr, flush=True)
 
     def done(completed: float) -> None:
         known[0] = completed
@@ -283,6 +288,14 @@ def newest(*patterns: str) -> Path | None:
     """The file in this folder that was written last, of those whose names match; None if there is none."""
     found = [path for pattern in patterns for path in Path().glob(pattern) if path.is_file()]
     return max(found, key=lambda path: (path.stat().st_mtime_ns, path.name), default=None)
+
+
+def newest_journal() -> Path:
+    """The journal in this folder that was written last, for commands that were given none."""
+    journal = newest("*_journal.jsonl")
+    if journal is None:
+        raise InputError("no *_journal.jsonl in this folder: name one")
+    return journal
 
 
 def make_folder(out: Path) -> None:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 from cyclopts import Parameter
 
-from dovetail.cli.common import Flag, Format, atomic_write, print_json, print_table
+from dovetail.cli.common import Flag, Format, atomic_write, newest_journal, print_json, print_table
 from dovetail.core.errors import InputError
 from dovetail.core.output import refuse_overwrite, written_whole
 
@@ -45,7 +45,7 @@ def report(
     Parameters
     ----------
     journals
-        Journals that `dovetail` wrote.
+        Journals that `dovetail` wrote; by default the newest *_journal.jsonl here.
     out
         The page, or a folder for it. A name that ends in .png or .svg asks for that picture and no page. Without it:
         beside the first journal, under its name; comparison.html for several.
@@ -62,8 +62,7 @@ def report(
     format
         table for people, json for programs.
     """
-    if not journals:
-        raise InputError("expected at least one journal: dovetail report JOURNAL...")
+    journals = journals or (newest_journal(),)
     if png or svg or (out is not None and out.suffix.lower() in _PICTURES):
         from dovetail.report.static import require
 

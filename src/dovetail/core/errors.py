@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import difflib
+import re
 import signal
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
+_CLOSE = 0.5  # of first words, by difflib's ratio
 _NO_MEMORY = ("out of memory", "can't allocate memory", "CUDNN_STATUS_NOT_SUPPORTED", "CUBLAS_STATUS_ALLOC_FAILED")
 
 
@@ -83,14 +85,22 @@ def did_you_mean(word: str, known: Iterable[str]) -> str:
     "; did you mean 'memory_gb'?"
     >>> did_you_mean("zzz", ["memory_gb"])
     '; known: memory_gb'
+    >>> did_you_mean("ResNet-50 (batch size 64)", ["LM (batch size 20)"])
+    '; known: LM (batch size 20)'
     """
     known = sorted(known)
-    close = difflib.get_close_matches(str(word), known, n=1)
-    if close:
-        return f"; did you mean {close[0]!r}?"
+    for close in difflib.get_close_matches(str(word), known):
+        if _begin_alike(str(word), close):
+            return f"; did you mean {close!r}?"
     if not known:
         return ""
     return "; known: " + ", ".join(known[:20]) + (", ..." if len(known) > 20 else "")
+
+
+def _begin_alike(one: str, two: str) -> bool:
+    """Whether the first words are close too: what names end in alike, as in a size, makes no slip of another name."""
+    first, second = (re.split(r"[^0-9a-z]+", name.lower().lstrip("-_"))[0] for name in (one, two))
+    return difflib.SequenceMatcher(None, first, second).ratio() >= _CLOSE
 
 
 def within(

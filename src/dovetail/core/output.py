@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import secrets
 import shutil
 from collections.abc import Iterable, Iterator
@@ -22,6 +23,16 @@ def printable(text: str, keep: str = "") -> str:
     if text.isprintable():
         return text
     return "".join(c if c.isprintable() or c in keep else c.encode("unicode_escape").decode() for c in text)
+
+
+def shortened(text: str, longest: int = 200) -> str:
+    """A message whose words are no longer than one can read: the middle of longer ones is left out.
+
+    >>> shortened(f"there is no job {'x' * 1000}; known: a", 20)
+    'there is no job xxxxxxxx...xxxxxxx; known: a'
+    """
+    half = longest // 2 - 2
+    return re.sub(rf"\S{{{longest + 1},}}", lambda word: f"{word[0][:half]}...{word[0][-half:]}", text)
 
 
 def refuse_overwrite(outputs: Iterable[Path], inputs: Iterable[Path | None]) -> None:

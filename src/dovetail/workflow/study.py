@@ -248,7 +248,7 @@ def fewest_gpus(
     makespan: float | None = None,
     policy: Any = DEFAULT_POLICY,
     options: Mapping[str, Any] | None = None,
-    mode: Mode = "online",
+    mode: Mode = "offline",
     on_error: OnError = "fail",
     compat: Compat | None = None,
     costs: Mapping[str, Any] | None = None,

@@ -8,6 +8,7 @@ from cyclopts import Parameter
 
 from dovetail.cli.cluster.flags import JobFlags, RuleFlags, Words, WorkFlags
 from dovetail.cli.common import Format, Numbers, interval, print_json, print_table, progress
+from dovetail.cli.complete import policies_of
 from dovetail.cluster import DEFAULT
 
 if TYPE_CHECKING:
@@ -28,7 +29,10 @@ _SHOWN = {
 
 def compare(
     *,
-    policy: Annotated[Words, Parameter(alias=["-p", "--policies"])] = ("max_min_fairness", DEFAULT),
+    policy: Annotated[Words, policies_of("cluster"), Parameter(alias=["-p", "--policies"])] = (
+        "max_min_fairness",
+        DEFAULT,
+    ),
     seeds: Numbers = (),
     work: WorkFlags = _WORK,
     jobs: JobFlags = _JOBS,

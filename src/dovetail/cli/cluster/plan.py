@@ -9,6 +9,7 @@ from cyclopts import Parameter
 
 from dovetail.cli.cluster.flags import JobFlags, RuleFlags, WorkFlags
 from dovetail.cli.common import Format, Numbers, Pairs, atomic_write, pairs, print_json, print_table, progress
+from dovetail.cli.complete import policies_of
 from dovetail.cluster import DEFAULT, LONGEST_QUEUE, Minimise
 from dovetail.core.errors import InputError
 
@@ -28,7 +29,7 @@ def plan(
     deadlines: float | None = None,
     percentile: Pairs | None = None,
     minimise: Minimise = "cost",
-    policy: Annotated[str, Parameter(alias="-p")] = DEFAULT,
+    policy: Annotated[str, policies_of("cluster"), Parameter(alias="-p")] = DEFAULT,
     option: Pairs | None = None,
     work: WorkFlags = _WORK,
     jobs: JobFlags = _JOBS,

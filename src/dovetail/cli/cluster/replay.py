@@ -13,6 +13,7 @@ from cyclopts import Parameter
 from dovetail.cli.cluster.jobs import Keeping
 from dovetail.cli.cluster.place import PLACE, ClusterFlags
 from dovetail.cli.common import Flag, Format, Pairs, pairs, print_json, print_table, progress, value
+from dovetail.cli.complete import policies_of
 from dovetail.cluster import Widths
 from dovetail.core.errors import InputError, within
 
@@ -33,7 +34,7 @@ def replay(
     throughputs_file: Path | None = None,
     no_wait: Flag = False,
     types: str | None = None,
-    policy: str | None = None,
+    policy: Annotated[str | None, policies_of("cluster")] = None,
     option: Pairs | None = None,
     round_s: Annotated[float | None, Parameter(name=["--round-s", "--round"])] = None,
     format: Format = "table",

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 from cyclopts import Parameter
 
 from dovetail.cli.common import Pairs, pairs, value
+from dovetail.cli.complete import policies_of
 from dovetail.core.errors import DovetailError, InputError
 
 if TYPE_CHECKING:
@@ -24,7 +25,7 @@ def serve(
     /,
     *,
     types: str | None = None,
-    policy: str | None = None,
+    policy: Annotated[str | None, policies_of("cluster")] = None,
     option: Pairs | None = None,
     round_s: Annotated[float | None, Parameter(name=["--round-s", "--round"])] = None,
     address: str | None = None,

@@ -13,6 +13,7 @@ from cyclopts import Parameter
 
 from dovetail.cli.cluster.flags import JobFlags, RuleFlags, WorkFlags
 from dovetail.cli.common import Flag, Format, Pairs, atomic_write, pairs, print_json, print_table, progress
+from dovetail.cli.complete import policies_of
 from dovetail.cluster import DEFAULT, LONGEST_QUEUE, JournalMode
 from dovetail.core.errors import InputError
 
@@ -24,7 +25,7 @@ _WORK, _JOBS, _RULES = WorkFlags(), JobFlags(), RuleFlags()
 
 def simulate(
     *,
-    policy: Annotated[str, Parameter(alias="-p")] = DEFAULT,
+    policy: Annotated[str, policies_of("cluster"), Parameter(alias="-p")] = DEFAULT,
     option: Pairs | None = None,
     work: WorkFlags = _WORK,
     jobs: JobFlags = _JOBS,

@@ -11,6 +11,7 @@ from cyclopts import App, Group, Parameter
 
 from dovetail.cli.cluster.flags import JobFlags, RuleFlags, Words, window_of
 from dovetail.cli.common import Flag, Format, Numbers, interval, print_json, print_table, progress
+from dovetail.cli.complete import policies_of
 from dovetail.cluster import LONGEST_QUEUE
 from dovetail.core.errors import InputError
 from dovetail.core.parallel import CellEngine
@@ -35,7 +36,7 @@ def continuous(
     processes: Annotated[int | None, Parameter(alias="-j")] = None,
     engine: CellEngine | None = None,
     address: str | None = None,
-    policies: Annotated[Words, Parameter(alias="-p")] = (),
+    policies: Annotated[Words, policies_of("cluster"), Parameter(alias="-p")] = (),
     cluster_spec: Annotated[Words, Parameter(alias="-c")] = _CLUSTERS,
     seeds: Numbers = (0, 1, 2, 3, 4),
     cutoff_throughputs_file: Path | None = None,
@@ -58,7 +59,7 @@ def continuous(
     results.csv (and results.parquet where pyarrow is installed) and the page sweep.html. The same command again goes on
     where it was interrupted; another configuration in the same folder is refused.
 
-    Exit code 3 if a run failed, was unstable or took too long.
+    A load that a policy cannot bear (unstable) is a result. Exit code 3 if a run failed or took too long.
 
     Example: dovetail cluster sweep continuous -s 400 -e 500 -l logs -p max_min_fairness max_min_fairness_perf
     --seeds 0 1 2 -c 36:36:36 -a 0 -b 4 -n 5
@@ -152,7 +153,7 @@ def static(
     processes: Annotated[int | None, Parameter(alias="-j")] = None,
     engine: CellEngine | None = None,
     address: str | None = None,
-    policies: Annotated[Words, Parameter(alias="-p")] = (),
+    policies: Annotated[Words, policies_of("cluster"), Parameter(alias="-p")] = (),
     cluster_spec: Annotated[Words, Parameter(alias="-c")] = _CLUSTERS,
     seeds: Numbers = (0, 1, 2, 3, 4),
     jobs: JobFlags = _JOBS,
@@ -354,11 +355,12 @@ def _run(
                 **more,
             )
     except KeyboardInterrupt:
-        kept = len(read_results(log_dir).runs)
-        print(f"{kept} runs are kept in {log_dir}; the same command goes on", file=sys.stderr)
+        if (kept := read_results(log_dir)).runs:
+            _show(kept, kind, log_dir, format, more["policies"])
+        print(f"{len(kept.runs)} runs are kept in {log_dir}; the same command goes on", file=sys.stderr)
         raise
     _show(found, kind, log_dir, format, more["policies"])
-    return 0 if all(row["status"] == "done" for row in found.runs) else 3
+    return 3 if any(row["status"] in ("failed", "timeout") for row in found.runs) else 0
 
 
 def run_and_tell(cell: Any) -> dict[str, Any]:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Annotated
 
 from dovetail.cli.common import Force, Format, Pairs, pairs, print_json, print_table, progress, value, whole_numbers
+from dovetail.cli.complete import policies_of
 from dovetail.cli.dispatch.words import check_outputs, file_of
 
 
@@ -17,7 +19,7 @@ def bench(
     dtype: str = "float32",
     batch: str | None = None,
     dim: int | None = None,
-    policies: str | None = None,
+    policies: Annotated[str | None, policies_of("dispatch")] = None,
     scheduler: str | None = None,
     name: str | None = None,
     option: Pairs | None = None,

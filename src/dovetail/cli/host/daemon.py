@@ -5,15 +5,16 @@ from __future__ import annotations
 import os
 import sys
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from dovetail.cli.common import Flag, Pairs, pairs
+from dovetail.cli.complete import host_rules
 
 
 def up(
     *,
-    plan: str | None = None,
-    assign: str | None = None,
+    plan: Annotated[str | None, host_rules("planning")] = None,
+    assign: Annotated[str | None, host_rules("assignment")] = None,
     preemptive: Flag = False,
     quantum: float | None = None,
     age_step: float | None = None,

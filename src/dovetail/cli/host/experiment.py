@@ -9,6 +9,7 @@ from typing import Annotated, Any
 from cyclopts import Parameter
 
 from dovetail.cli.common import Format, print_json, print_table, progress
+from dovetail.cli.complete import host_rules
 from dovetail.cli.host.flags import NO_FLAGS, Curves, SchedulingFlags
 
 
@@ -18,8 +19,9 @@ def experiment(
     /,
     *,
     parameters: Path | None = None,
-    plans: Annotated[list[str], Parameter(consume_multiple=True, negative=())] | None = None,
-    assigns: Annotated[list[str], Parameter(consume_multiple=True, negative=())] | None = None,
+    plans: Annotated[list[str], host_rules("planning"), Parameter(consume_multiple=True, negative=())] | None = None,
+    assigns: Annotated[list[str], host_rules("assignment"), Parameter(consume_multiple=True, negative=())]
+    | None = None,
     repeats: int = 1,
     cores: int = 16,
     rules: SchedulingFlags = NO_FLAGS,
@@ -27,14 +29,14 @@ def experiment(
     curves: Curves | None = None,
     seed: int = 0,
     name: str = "comparison",
-    out: Path = Path("Data/log"),
+    out: Path | None = None,
     format: Format = "table",
 ) -> int:
     """Compare every planning with every assignment on the same workloads.
 
-    RUNS sizes are simulated, the first with CONTAINERS programs, each with twice as many as the one before. The results
-    of a run are in OUT/POLICY/ASSIGNMENT/<n>Contenedores_<version>, the comparison in OUT/NAME.csv, with confidence
-    intervals in OUT/NAME_ci95.csv. Interrupted, the same command goes on where it stopped.
+    RUNS sizes are simulated, the first with CONTAINERS programs, each with twice as many as the one before. With --out
+    the results of a run are in OUT/POLICY/ASSIGNMENT/<n>Contenedores_<version>, the comparison in OUT/NAME.csv, with
+    confidence intervals in OUT/NAME_ci95.csv; interrupted, the same command goes on where it stopped.
 
     Example: dovetail host experiment 3 8 --repeats 5 --work 1300
 
@@ -63,7 +65,7 @@ def experiment(
     name
         Of the comparison.
     out
-        The folder of the results.
+        A folder for the results, such as Data/log of the older scheduler; without it nothing is written.
     format
         table or json.
     """
@@ -90,7 +92,8 @@ def experiment(
         print_json(found.rows)
         return 0
     _show_experiment(found.rows)
-    print(f"\nComparison written to {out / f'{name}.csv'} and {out / f'{name}_ci95.csv'}")
+    if out is not None:
+        print(f"\nComparison written to {out / f'{name}.csv'} and {out / f'{name}_ci95.csv'}")
     return 0
 
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 from cyclopts import Parameter
 
 from dovetail.cli.common import Format, make_folder, print_json, print_table
+from dovetail.cli.complete import host_rules
 from dovetail.cli.host.flags import NO_FLAGS, Curves, SchedulingFlags
 
 if TYPE_CHECKING:
@@ -19,8 +20,8 @@ def simulate(
     requests: Annotated[Path | None, Parameter(alias="-r")] = None,
     parameters: Path | None = None,
     cores: int = 16,
-    plan: Annotated[str | None, Parameter(alias="-p")] = None,
-    assign: Annotated[str | None, Parameter(alias="-a")] = None,
+    plan: Annotated[str | None, host_rules("planning"), Parameter(alias="-p")] = None,
+    assign: Annotated[str | None, host_rules("assignment"), Parameter(alias="-a")] = None,
     rules: SchedulingFlags = NO_FLAGS,
     work: float | None = None,
     curves: Curves | None = None,

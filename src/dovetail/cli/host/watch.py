@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
 _COLUMNS = ("id", "name", "state", "cores", "desired", "actual", "cpus", "waiting", "ran", "cpu", "MiB", "exit", "why")
 _NARROW = ("id", "name", "state", "has/due/asked", "cpus", "waiting", "ran", "MiB", "why")
 _LONGEST_NAME = 40
+_ENDED = 10  # programs that have ended are listed so far back, unless all are asked for
 _HAS_BEEN = {"completed": "was", "failed": "has", "cancelled": "was"}
 
 
@@ -56,6 +58,13 @@ def _why(why: str, exit: str, state: str = "failed") -> str:
     return "" if why == state else why
 
 
+def _lately(rows: Sequence[LiveProgram]) -> list[LiveProgram]:
+    """The programs that have not ended, and in their places those that ended last."""
+    ended = sorted((row for row in rows if row.closed), key=lambda row: (row.arrived_s or 0) + (row.turnaround_s or 0))
+    last = {row.id for row in ended[-_ENDED:]}
+    return [row for row in rows if not row.closed or row.id in last]
+
+
 def list_(*, all: Flag = False, format: Format = "table", state: Path | None = None) -> None:
     """List the programs: what was asked, what ought to be, what is, and why one waits.
 
@@ -64,14 +73,15 @@ def list_(*, all: Flag = False, format: Format = "table", state: Path | None = N
     Parameters
     ----------
     all
-        Also those that have ended.
+        All that have ended, not only the ten that ended last.
     format
         table or json.
     state
         Folder of the daemon's state.
     """
     with connect(state) as client:
-        rows, about = client.list(all=all), client.about()
+        rows, about = client.list(all=True), client.about()
+    rows = rows if all else _lately(rows)
     if format == "json":
         print_json(rows)
         return

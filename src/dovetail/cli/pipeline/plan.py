@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 from cyclopts import Parameter
 
 from dovetail.cli.common import Flag, Numbers, Pairs, pairs, print_json, print_table, progress
+from dovetail.cli.complete import policies_of
 from dovetail.core.errors import InputError
 
 if TYPE_CHECKING:
@@ -47,7 +48,7 @@ def plan(
     link_bits: Numbers = (32,),
     throughput_floor_items_s: float | None = None,
     time_limit_s: Annotated[float, Parameter(alias="--time-limit")] = 10.0,
-    method: str = "exact",
+    method: Annotated[str, policies_of("pipeline")] = "exact",
     option: Pairs | None = None,
     points: int = 20,
     what_ifs: Annotated[bool, Parameter(name="--what-if", negative=())] = False,

@@ -65,15 +65,6 @@ class InputFlags:
 
 @Parameter(name="*")
 @dataclass(frozen=True, kw_only=True)
-class OnlineFlags(InputFlags):
-    """The same for a question about arrivals."""
-
-    mode: Mode = "online"
-    "online by the timestamps, or offline: everything arrives at time 0."
-
-
-@Parameter(name="*")
-@dataclass(frozen=True, kw_only=True)
 class LiveFlags:
     """How models are called for real."""
 
@@ -99,4 +90,4 @@ class LiveFlags:
                 raise InputError(f"--{name.replace('_', '-')} is for --live")
 
 
-INPUTS, ONLINE, NOT_LIVE = InputFlags(), OnlineFlags(), LiveFlags()  # as they are if no flag is given
+INPUTS, NOT_LIVE = InputFlags(), LiveFlags()  # as they are if no flag is given

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from dovetail.cli.common import Force, Format, newest, print_json
+from dovetail.cli.common import Force, Format, newest, newest_journal, print_json
 from dovetail.cli.workflow.place import PLACE, PlaceFlags
 from dovetail.core.errors import InputError
 from dovetail.core.output import refuse_overwrite
@@ -86,7 +86,7 @@ def export(
     from dovetail import read_journal
     from dovetail.workflow import measurements, write_logs
 
-    journal = journal or _newest()
+    journal = journal or newest_journal()
     read_journal(journal)  # what is wrong with it is said first
     outputs = [path for path in (log, executions, requests, rates) if path is not None]
     if not outputs:
@@ -114,10 +114,3 @@ def _by_service(run: str, node: str | None, place: PlaceFlags) -> Account:
     if node is not None:
         raise InputError(f"{node}: a service tells of all nodes of a run at once; leave it out, or name a --journal")
     return service.explain(run)
-
-
-def _newest() -> Path:
-    journal = newest("*_journal.jsonl")
-    if journal is None:
-        raise InputError("no *_journal.jsonl in this folder: name one")
-    return journal

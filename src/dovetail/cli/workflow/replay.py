@@ -74,7 +74,7 @@ def replay(
             connections=connections,
             results=results,
             answers=answers,
-            progress=done if sys.stderr.isatty() else None,
+            progress=done,
         )
     return show(found.metrics, found.interrupted, results, format)
 

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 from cyclopts import Parameter
 
 from dovetail.cli.common import Flag, Format, Pairs, folder_for, pairs, print_json, progress
+from dovetail.cli.complete import policies_of
 from dovetail.cli.workflow.flags import INPUTS, NOT_LIVE, InputFlags, LiveFlags
 from dovetail.core.errors import InputError, cannot_write
 from dovetail.core.output import refuse_overwrite
@@ -20,7 +21,6 @@ from dovetail.workflow import DEFAULT_POLICY, DEFAULT_RETRIES
 if TYPE_CHECKING:
     from dovetail.workflow import WorkflowProblem, WorkflowRun
 
-LINES_S = 10.0  # from one line to the next, where there is no terminal
 Output = Literal["journal", "log", "executions", "results"]
 
 
@@ -30,7 +30,7 @@ def run(
     simulate: str = "false",
     live: LiveFlags = NOT_LIVE,
     inputs: InputFlags = INPUTS,
-    policy: str = DEFAULT_POLICY,
+    policy: Annotated[str, policies_of("workflow")] = DEFAULT_POLICY,
     option: Pairs | None = None,
     out: Path = Path(),
     write: Annotated[tuple[Output, ...] | None, Parameter(consume_multiple=True, negative=())] = None,
@@ -39,7 +39,8 @@ def run(
     failure_rate: float = 0.0,
     retries: int = DEFAULT_RETRIES,
     gpus_per_server: int = 8,
-    log_lines: int = 1000,
+    verbose: Annotated[bool, Parameter(alias="-v", negative=())] = False,
+    log_lines: int | None = None,
     quiet: Annotated[bool, Parameter(alias="-q", negative=())] = False,
     format: Format = "table",
 ) -> int:
@@ -74,15 +75,19 @@ def run(
         How often a failed node is tried again.
     gpus_per_server
         GPUs that share a host (and its memory).
+    verbose
+        Print the first 1,000 lines of the log too; the file has them all.
     log_lines
-        How many lines of the log to show; the file has them all.
+        Print so many of them.
     quiet
-        Print no log, only the metrics.
+        Print only the figures, without progress.
     format
-        table: log and metrics for people; json: the figures for programs.
+        table: the figures for people; json: for programs.
     """
     if simulate.lower() not in ("true", "false"):
         raise InputError(f"--simulate {simulate}: expected true or false")
+    if log_lines is None:
+        log_lines = 1000 if verbose and not quiet else 0
     if log_lines < 0:
         raise InputError(f"--log-lines {log_lines}: expected 0 or more")
     is_live = live.live or simulate.lower() == "true"
@@ -104,18 +109,18 @@ def run(
     if is_live:
         _refuse(simulated, "for simulated runs, not for --live")
     problem = inputs.load(gpus, gpus_per_server=gpus_per_server)
-    shown = format == "table" and not quiet
+    shown = format == "table" and log_lines > 0
     logs = {kind: path for kind, path in paths.items() if kind in ("log", "executions")}
     carried_out = partial(_run_live, live, paths.get("results")) if is_live else partial(_simulate, simulated)
-    lines_s = LINES_S if is_live and not quiet else None
-    with folder_for(out), progress("running" if is_live else "simulating", len(problem.requests), lines_s) as done:
+    doing, silent = "running" if is_live else "simulating", {"lines_s": None} if quiet else {}
+    with folder_for(out), progress(doing, len(problem.requests), **silent) as done:
         found = carried_out(
             problem,
             policy,
             options=pairs("--option", option),
             retries=retries,
             journal=paths.get("journal", None if logs or shown else False),
-            progress=done if is_live or sys.stderr.isatty() else None,
+            progress=done,
             observers=[_Forget(logs.values())],
         )
     from dovetail.workflow import write_logs
@@ -155,7 +160,7 @@ def _send(live: LiveFlags, inputs: InputFlags, results: Path, format: Format) ->
             speed=live.speed if inputs.mode == "online" else inf,
             results=results,
             answers=True,
-            progress=done if sys.stderr.isatty() else None,
+            progress=done,
         )
     return show(found.metrics, found.interrupted, results, format)
 

@@ -6,9 +6,10 @@ import signal
 import sys
 import threading
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from dovetail.cli.common import Pairs, pairs, value
+from dovetail.cli.complete import policies_of
 from dovetail.core.errors import DovetailError
 from dovetail.workflow import DEFAULT_POLICY
 
@@ -22,7 +23,7 @@ def serve(
     *,
     config: Path = Path("system_config.yaml"),
     gpus: str | None = None,
-    policy: str = DEFAULT_POLICY,
+    policy: Annotated[str, policies_of("workflow")] = DEFAULT_POLICY,
     option: Pairs | None = None,
     engine: Literal["local", "ray"] | None = None,
     address: str | None = None,

@@ -8,7 +8,8 @@ from typing import Annotated, Any
 from cyclopts import Parameter
 
 from dovetail.cli.common import Format, Pairs, atomic_write, interval, pairs, print_json, print_table, progress
-from dovetail.cli.workflow.flags import INPUTS, ONLINE, InputFlags, OnlineFlags
+from dovetail.cli.complete import policies_of
+from dovetail.cli.workflow.flags import INPUTS, InputFlags
 from dovetail.core.errors import InputError
 from dovetail.core.output import refuse_overwrite
 from dovetail.core.parallel import CellEngine
@@ -39,10 +40,9 @@ _PERCENT = ("gap_makespan", "utilisation", "prefix_hit_rate", "slo_met")
 def compare(
     *,
     gpus: Annotated[tuple[str, ...], Parameter(consume_multiple=True, negative=())],
-    policy: Annotated[tuple[str, ...], Parameter(alias="--policies", consume_multiple=True, negative=())] = (
-        "baseline",
-        DEFAULT_POLICY,
-    ),
+    policy: Annotated[
+        tuple[str, ...], policies_of("workflow"), Parameter(alias="--policies", consume_multiple=True, negative=())
+    ] = ("baseline", DEFAULT_POLICY),
     seed: Annotated[tuple[int, ...], Parameter(alias="--seeds", consume_multiple=True, negative=())] = (0,),
     inputs: InputFlags = INPUTS,
     jobs: int | None = None,
@@ -141,9 +141,9 @@ def plan(
     p99: float | None = None,
     makespan: float | None = None,
     mean: float | None = None,
-    policy: str = DEFAULT_POLICY,
+    policy: Annotated[str, policies_of("workflow")] = DEFAULT_POLICY,
     option: Pairs | None = None,
-    inputs: OnlineFlags = ONLINE,
+    inputs: InputFlags = INPUTS,
     max_gpus: int = 1024,
     every_s: float | None = None,
     scale_up_s: float = 120.0,
@@ -156,7 +156,7 @@ def plan(
 
     Exit code 1 if no pool up to --max-gpus does.
 
-    Example: dovetail workflow plan --p99 600 --config system_config.yaml --requests workflow_requests.yaml
+    Example: dovetail workflow plan --p99 600 --mode online --requests workflow_requests.yaml
 
     Parameters
     ----------
@@ -173,7 +173,8 @@ def plan(
     max_gpus
         Where to give up.
     every_s
-        How often the number of GPUs may change, in seconds: the answer is a number for each interval.
+        How often the number of GPUs may change, in seconds: the answer is a number for each interval. Needs --mode
+        online.
     scale_up_s
         With --every-s: how long it takes until a GPU that is asked for can be used.
     max_runs
@@ -214,7 +215,7 @@ def plan(
     return 0 if answer.gpus is not None else 1
 
 
-def _plan_over_time(inputs: OnlineFlags, how: dict[str, Any], max_runs: int, out: Path | None, format: Format) -> int:
+def _plan_over_time(inputs: InputFlags, how: dict[str, Any], max_runs: int, out: Path | None, format: Format) -> int:
     from dovetail.workflow import fewest_gpus_over_time, write_config
 
     if how.pop("mode") != "online" or how.pop("compat") is not None:
