@@ -25,6 +25,7 @@ COMMANDS = (
     Command("replay", "dovetail.cli.replay:replay", "Decide a recorded run again and compare."),
     Command("report", "dovetail.cli.report:report", "Draw a run, or several side by side, from their journals."),
     Command("demo", "dovetail.cli.demo:demo", "Run a small example of each level and write one page about it."),
+    Command("examples", "dovetail.cli.examples:app", "Bring the example files that the documentation speaks of."),
     Command("doctor", "dovetail.cli.doctor:doctor", "List the optional parts: which are usable, and why not."),
     Command("completion", "dovetail.cli:completion", "Print a shell completion script."),
 )
