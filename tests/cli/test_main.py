@@ -66,6 +66,17 @@ def test_an_error_is_one_line(
     assert capsys.readouterr() == ("", message)
 
 
+def test_a_missing_package_of_an_extra_is_one_line(trial: Trial, capsys: pytest.CaptureFixture[str]) -> None:
+    trial(raising(ModuleNotFoundError("No module named 'starlette'", name="starlette.requests")))
+    assert cli.main(["trial"]) == 2
+    shown = capsys.readouterr().err
+    assert shown.startswith("error: this command needs starlette")
+    assert shown.endswith("which is not installed: pip install 'dovetail[web]'\n")
+    trial(raising(ModuleNotFoundError("No module named 'mine'", name="mine")))
+    assert cli.main(["trial"]) == 1
+    assert capsys.readouterr().err.startswith("internal error: ModuleNotFoundError")
+
+
 def test_the_verbs_of_a_sub_app_end_the_same_way(trial: Trial, capsys: pytest.CaptureFixture[str]) -> None:
     app = App(name="trial", help="Try.")
     app.command(lambda: 3, name="partly")

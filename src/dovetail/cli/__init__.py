@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import sys
 import warnings
 from collections.abc import Sequence
@@ -11,7 +12,7 @@ from typing import Literal
 from cyclopts import App, CycloptsError
 
 from dovetail.cli.verbs import Command, register
-from dovetail.core.errors import DovetailError
+from dovetail.core.errors import DovetailError, MissingExtraError
 from dovetail.core.output import printable, shortened
 from dovetail.version import __version__
 
@@ -81,9 +82,28 @@ def main(argv: Sequence[str] | None = None) -> int:
     except DovetailError as error:
         return _complain(f"error: {error}", error.exit_code, debug)
     except Exception as error:
+        if isinstance(error, ModuleNotFoundError) and (extra := _extra_with(error.name or "")):
+            return _complain(f"error: {MissingExtraError(extra, error.name or '', 'this command')}", 2, debug)
         what = f"{type(error).__name__}: {error}".rstrip(": ")
         return _complain(f"internal error: {what}; run again with --debug for the traceback", 1, debug)
     return code if isinstance(code, int) else 0
+
+
+def _extra_with(module: str) -> str | None:
+    """The extra that brings a module of somebody else's, by what the installed package says of itself.
+
+    >>> _extra_with("starlette.requests"), _extra_with("torch"), _extra_with("no_such_module")
+    ('web', 'torch', None)
+    """
+    from importlib import metadata
+
+    named = module.partition(".")[0].replace("_", "-").lower()
+    pattern = re.compile(rf"{re.escape(named)}[<>=~! ].*; extra == ['\"](\w+)['\"]")
+    try:
+        found = [match[1] for line in metadata.requires("dovetail") or [] if (match := pattern.match(line))]
+    except metadata.PackageNotFoundError:  # a source tree
+        return None
+    return named if named in found else next((extra for extra in found if extra != "test"), None)
 
 
 def _take_debug(argv: Sequence[str]) -> tuple[list[str], bool]:

@@ -61,7 +61,7 @@ def require() -> Any:
     try:
         import matplotlib
     except ImportError:
-        raise MissingExtraError("plot", "matplotlib", "PNG and SVG pictures") from None
+        raise MissingExtraError("plot", "matplotlib", "drawing a PNG or SVG") from None
     return matplotlib
 
 
