@@ -25,7 +25,11 @@ COMMANDS = (
     Command("check", "dovetail.cli.check:check", "Check that recorded runs are valid schedules."),
     Command("replay", "dovetail.cli.replay:replay", "Decide a recorded run again and compare."),
     Command("report", "dovetail.cli.report:report", "Draw a run, or several side by side, from their journals."),
-    Command("demo", "dovetail.cli.demo:demo", "Run a small example of each level and write one page about it."),
+    Command(
+        "demo",
+        "dovetail.cli.demo:demo",
+        "Show on one page what each of the five levels gains, from this machine's measured rates up.",
+    ),
     Command("examples", "dovetail.cli.examples:app", "Bring the example files that the documentation speaks of."),
     Command("doctor", "dovetail.cli.doctor:doctor", "List the optional parts: which are usable, and why not."),
     Command("completion", "dovetail.cli:completion", "Print a shell completion script."),

@@ -15,26 +15,28 @@ _KEYS = 12  # kinds that are named
 _PER_CHARACTER = 6.6
 
 
-def gantt(story: Story) -> str:
-    """The chart. Set-ups are grey, what failed has a red edge; a bar tells what it is where the mouse rests on it."""
+def gantt(story: Story, to_s: float | None = None, colours: dict[str, str] | None = None) -> str:
+    """The chart. Set-ups are grey, what failed has a red edge; a bar tells what it is where the mouse rests on it.
+    Charts that are to be compared have a common end and common colours."""
+    to_s = story.to_s if to_s is None else to_s
     names, words = look.device_names(story), story.header.words
     lanes = max(len(names), 1)
     pitch = min(22.0, max(_TALL / lanes, 1.0))
     every = max(-(-lanes // _NAMES), 1)
     left = 12 + _PER_CHARACTER * min(max((len(name) for name in names[::every]), default=0), 22)
     floor = _ABOVE + pitch * lanes
-    unit = look.unit_for(story.to_s - story.from_s or 1.0)
-    scale = (_WIDTH - left - _RIGHT) / ((story.to_s - story.from_s) or 1.0)
+    unit = look.unit_for(to_s - story.from_s or 1.0)
+    scale = (_WIDTH - left - _RIGHT) / ((to_s - story.from_s) or 1.0)
 
     def x(t: float) -> float:
-        return left + (min(max(t, story.from_s), story.to_s) - story.from_s) * scale
+        return left + (min(max(t, story.from_s), to_s) - story.from_s) * scale
 
-    colours = look.colours([story])
+    colours = look.colours([story]) if colours is None else colours
     keys = _keys(story, colours, left, floor + 52)
     height = floor + _BELOW + (22 if keys else 0)
     title = f"{len(story.bars):,} bars on {lanes:,} {words.devices}, {look.seconds(story.to_s - story.from_s)}"
     out = [f'<svg viewBox="0 0 {_WIDTH:g} {height:g}" role="img" class="chart full"><title>{escape(title)}</title>']
-    for at in look.ticks((story.to_s - story.from_s) / unit.seconds, 9):
+    for at in look.ticks((to_s - story.from_s) / unit.seconds, 9):
         place = left + at * unit.seconds * scale
         out.append(f'<line class="grid" x1="{place:.1f}" x2="{place:.1f}" y1="{_ABOVE}" y2="{floor:.1f}"/>')
         out.append(label(place, floor + 16, look.number(at + story.from_s / unit.seconds), "middle"))

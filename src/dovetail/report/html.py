@@ -29,18 +29,19 @@ _LOGO = (
 )
 
 
-def page(stories: Sequence[Story], title: str | None = None) -> str:
-    """The whole page. Several stories get one tab each, and those of the first one's level a comparison before them."""
+def page(stories: Sequence[Story], title: str | None = None, overview: str = "", opened: int | None = None) -> str:
+    """The whole page. Several stories get one tab each, of which the one with the shortest mean response is open, or
+    the one that is to be `opened`; and those of the first one's level a comparison before them, or an `overview`."""
     names = look.names(stories)
     several = len(stories) > 1
     heading = title or (f"{len(stories)} runs compared" if several else look.title(stories[0]))
     colours = look.colours(stories)
     body = [_head(stories, heading)]
     alike = [i for i, story in enumerate(stories) if story.header.level == stories[0].header.level]
-    if len(alike) > 1:
-        body.append(_comparison([stories[i] for i in alike], [names[i] for i in alike]))
+    if overview or len(alike) > 1:
+        body.append(overview or _comparison([stories[i] for i in alike], [names[i] for i in alike]))
     if several:
-        body.append(_tabs(names))
+        body.append(_tabs(names, _winner(stories) if opened is None else opened))
     body += [_run(story, names[i] if several else None, i, colours) for i, story in enumerate(stories)]
     body.append(
         f"<footer>Made by dovetail {__version__} from {'journals' if several else 'a journal'} and nothing else. "
@@ -68,8 +69,9 @@ def _head(stories: Sequence[Story], heading: str) -> str:
     if len(stories) == 1:
         facts, notes = _facts(first), first.left_out
     else:
-        pools = {look.pool_text(s.header.pool) for s in stories}
-        facts = f"<b>{escape(first.header.level)}</b> · {escape(' | '.join(sorted(pools)))}"
+        levels = dict.fromkeys(story.header.level for story in stories)
+        pools = sorted({look.pool_text(s.header.pool) for s in stories}) if len(levels) == 1 else []
+        facts = " · ".join([f"<b>{escape(', '.join(levels))}</b>", *([escape(" | ".join(pools))] if pools else [])])
         notes = [f"{name}: {note}" for name, s in zip(look.names(stories), stories, strict=True) for note in s.left_out]
     return (
         f'<header><div class="brand">{_LOGO}<span>Dovetail report</span></div><h1>{escape(heading)}</h1>'
@@ -190,9 +192,17 @@ def _comparison(stories: Sequence[Story], names: Sequence[str]) -> str:
     )
 
 
-def _tabs(names: Sequence[str]) -> str:
+def _winner(stories: Sequence[Story]) -> int:
+    """Of the runs of the first one's level that ended, the one that answered soonest in the mean."""
+    level = stories[0].header.level
+    best = [i for i, story in enumerate(stories) if story.ended and story.header.level == level]
+    return min(best, key=lambda i: stories[i].figures.response_s.mean, default=0)
+
+
+def _tabs(names: Sequence[str], opened: int) -> str:
     buttons = "".join(
-        f'<button type="button" role="tab" id="tab-{i}" aria-controls="run-{i}" aria-selected="{str(not i).lower()}">'
+        f'<button type="button" role="tab" id="tab-{i}" aria-controls="run-{i}" '
+        f'aria-selected="{str(i == opened).lower()}">'
         f"{escape(name)}</button>"
         for i, name in enumerate(names)
     )

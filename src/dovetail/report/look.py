@@ -107,7 +107,12 @@ def device_names(story: Story) -> list[str]:
 
 
 def names(stories: Sequence[Story]) -> list[str]:
-    """A short name per run that tells them apart: the policy, if need be with its options, or the file."""
+    """A short name per run that tells them apart: the policy, if need be with its options, or the file; with the level
+    before it where there are several."""
+    levels = [story.header.level for story in stories]
+    if len({*levels}) > 1:
+        parts = {level: iter(names([s for s in stories if s.header.level == level])) for level in levels}
+        return [f"{level}: {next(parts[level])}" for level in levels]
     policies = [story.header.policy for story in stories]
     if len(set(policies)) == len(stories):
         return policies

@@ -27,8 +27,7 @@ function seconds(value) {
 }
 
 // An instant, with as many digits as the zoom can tell apart.
-function instant(value, span) {
-  const [name, unit] = data.unit;
+function instant(value, span, [name, unit]) {
   const decimals = clamp(Math.ceil(-Math.log10(span / unit / 1000)), 0, 9);
   return (value / unit).toLocaleString("en-US", {minimumFractionDigits: decimals, maximumFractionDigits: decimals}) + " " + name;
 }
@@ -69,7 +68,7 @@ class Gantt {
     this.find = root.querySelector("input");
     this.status = root.querySelector(".status");
     this.keys = [...root.querySelectorAll("button.key")];
-    this.home = [data.from, data.to];
+    this.home = [run.from, run.to];
     this.view = [...this.home];
     this.hover = -1;
     this.cursor = null;
@@ -215,7 +214,7 @@ class Gantt {
   }
 
   paintRuler() {
-    const {pen, colour} = this, [name, unit] = data.unit;
+    const {pen, colour} = this, [name, unit] = this.run.unit;
     const step = niceStep((this.view[1] - this.view[0]) / unit * 90 / this.plot);
     const decimals = clamp(Math.ceil(-Math.log10(step) - 1e-9), 0, 12);
     pen.font = `12px ${FONT}`;
@@ -595,13 +594,13 @@ class Gantt {
     const title = merged ? `${bars.n[i].toLocaleString("en-US")} ${words.tasks}, drawn as one` : `${strings[bars.w[i]]} / ${strings[bars.p[i]]}`;
     lines.push([merged ? `longest ${words.task}` : words.kind, merged ? `${kind[0]} (${strings[bars.w[i]]} / ${strings[bars.p[i]]})` : kind[0], kind[1]]);
     lines.push(["on", strings[bars.v[i]]]);
-    lines.push(["time", `${instant(bars.a[i], span)} to ${instant(bars.b[i], span)}`]);
+    lines.push(["time", `${instant(bars.a[i], span, run.unit)} to ${instant(bars.b[i], span, run.unit)}`]);
     lines.push(["run", merged ? `${seconds(bars.x[i])} of ${seconds(length)}` : seconds(Math.max(length - bars.u[i], 0))]);
     if (bars.u[i] > 0) {
       const from = bars.r[i] >= 0 ? `, replaced ${strings[bars.r[i]]}` : merged || run.rounds ? "" : ", nothing was there before";
       lines.push([words.setup, seconds(bars.u[i]) + (merged ? " in all" : from)]);
     } else if (words.setup) lines.push([words.setup, merged ? "none" : `none, ${run.rounds ? "it" : kind[0]} was there`]);
-    if (!merged) lines.push(["waited", bars.q[i] > 0 ? `${seconds(bars.q[i])}, ready at ${instant(bars.a[i] - bars.q[i], span)}` : "not at all"]);
+    if (!merged) lines.push(["waited", bars.q[i] > 0 ? `${seconds(bars.q[i])}, ready at ${instant(bars.a[i] - bars.q[i], span, run.unit)}` : "not at all"]);
     if (!merged && bars.n[i] > 1) lines.push(["batch", `${bars.n[i]} ${words.tasks} as one`]);
     if (bars.f[i] === FAILED) lines.push(["ended", merged ? "at least one failed" : "failed"]);
     if (bars.f[i] === OPEN) lines.push(["ended", "not yet, when the journal broke off"]);
@@ -620,7 +619,7 @@ class Gantt {
       [`${words.waiting} waiting`, plain(strip.queue[bin], 3)],
     ];
     const device = this.device(y);
-    return {title: device >= 0 ? `${this.run.devices[device][0]} idle at ${instant(t, this.view[1] - this.view[0])}` : `about ${instant(t, strip.bin * 1000)}`, lines};
+    return {title: device >= 0 ? `${this.run.devices[device][0]} idle at ${instant(t, this.view[1] - this.view[0], this.run.unit)}` : `about ${instant(t, strip.bin * 1000, this.run.unit)}`, lines};
   }
 }
 
@@ -652,6 +651,8 @@ tabs.forEach((tab, i) => {
     tabs[next].focus();
   });
 });
+// A picture or a word of the overview leads to its run.
+for (const link of document.querySelectorAll('a[href^="#run-"]')) link.addEventListener("click", () => select(Number(link.hash.slice(5))));
 document.documentElement.classList.add("js");
-select(0);
+select(Math.max(tabs.findIndex(tab => tab.getAttribute("aria-selected") === "true"), 0));
 })();

@@ -18,22 +18,22 @@ _CURVES = (("run", RUN), ("setup", SETUP), ("queue", QUEUE))
 
 
 def payload(stories: Sequence[Story], colours: dict[str, str]) -> dict[str, Any]:
-    """All runs over one span of time, so that they can be compared by eye."""
-    low, high = min(s.from_s for s in stories), max(s.to_s for s in stories)
+    """All runs of a level over one span of time, so that they can be compared by eye."""
+    return {
+        "kinds": [[kind, colour, look.ink_on(colour)] for kind, colour in colours.items()],
+        "runs": [
+            _run_data(story, list(colours), [s for s in stories if s.header.level == story.header.level])
+            for story in stories
+        ],
+    }
+
+
+def _run_data(story: Story, kinds: Sequence[str], alike: Sequence[Story]) -> dict[str, Any]:
+    low, high = min(s.from_s for s in alike), max(s.to_s for s in alike)
     high = high if high > low else low + 1.0
     unit = look.unit_for(high - low)
     # A ten-millionth of what is shown: finer than the deepest zoom.
     digits = max(7 - math.floor(math.log10(high - low)), 0)
-    return {
-        "from": low,
-        "to": high,
-        "unit": [unit.name, unit.seconds],
-        "kinds": [[kind, colour, look.ink_on(colour)] for kind, colour in colours.items()],
-        "runs": [_run_data(story, list(colours), digits) for story in stories],
-    }
-
-
-def _run_data(story: Story, kinds: Sequence[str], digits: int) -> dict[str, Any]:
     words, bound = story.words, story.claim("bound_makespan_s")
     kind_index = {kind: i for i, kind in enumerate(kinds)}
     strings: dict[str, int] = {}
@@ -74,6 +74,9 @@ def _run_data(story: Story, kinds: Sequence[str], digits: int) -> dict[str, Any]
     names, devices = look.device_names(story), story.header.pool.devices if story.scheduled else ()
     curves = {name: [round(v, 4) for v in story.strip.means[i]] for name, i in _CURVES}
     return {
+        "from": low,
+        "to": high,
+        "unit": [unit.name, unit.seconds],
         "end": story.end_s,
         "bound": bound,
         "words": {name: word for name, word in asdict(words).items() if isinstance(word, str)},

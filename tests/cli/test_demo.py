@@ -1,0 +1,75 @@
+"""`dovetail demo`: five levels, each beside the rule of today, on rates that hand over from one to the next."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from dovetail import read_journal
+from dovetail.cli import main
+from dovetail.cli.demo import levels
+
+LEVELS = ["dispatch", "pipeline", "workflow", "cluster", "host"]
+
+
+@pytest.fixture(scope="module")
+def shown(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    out = tmp_path_factory.mktemp("demo") / "new"
+    assert main(["demo", "--out", str(out)]) == 0
+    return out
+
+
+def test_one_page_shows_every_level(shown: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    text = (shown / "demo.html").read_text()
+    for level in LEVELS:
+        assert f">{level.capitalize()}: " in text
+    assert text.count("<h3><a href=") == 10
+    assert 'id="tab-5" aria-controls="run-5" aria-selected="true"' in text
+    assert text.count('aria-selected="true"') == 1
+    assert main(["demo", "--out", str(shown), "--format", "json"]) == 0  # again, over what it made itself
+    rows = json.loads(capsys.readouterr().out)["levels"]
+    assert [row["level"] for row in rows] == LEVELS
+    for row in rows:
+        assert row["less_percent"] == pytest.approx(100 * (1 - row["ours_s"] / row["rule_s"]), abs=0.1)
+        assert "%" in row["sentence"] or row["level"] in ("pipeline", "workflow")
+
+
+def test_a_level_works_with_the_rates_of_the_one_below(shown: Path) -> None:
+    machine = levels.Machine([[256, 1e-4], [4096, 1.6e-3]], 2.56e6, 0.6)
+    rates = levels.write_rates(machine, shown / "rates.json")
+    assert {rate.device: (rate.rate / 2.56e6, rate.source) for rate in rates.rates.values()} == {
+        "processor": (1.0, "measured"),
+        "card-a": (3.0, "given"),
+        "card-b": (2.0, "given"),
+    }
+    _, chain = levels.pipeline(rates, shown)
+    steps = 4 * (20 + 30 + 40)  # of twelve layers
+    assert chain.alone_items_s == pytest.approx(3 * 2.56e6 / steps)
+    assert chain.alone_items_s < chain.items_s <= 6 * 2.56e6 / steps
+    gain = levels.cluster(machine, chain, shown)
+    assert f"{chain.alone_items_s / chain.items_s:.1%}".replace("%", " %") in gain.sentence
+    assert gain.saved > 0
+    gain = levels.workflow(machine, chain, shown)
+    assert gain.saved > 0.3
+    assert read_journal(shown / "workflow_journal.jsonl").check().valid
+
+
+@pytest.mark.parametrize("two_cores", [0.5, 0.7, 1.0])
+@pytest.mark.parametrize("cores", [1, 2, 8, 64])
+def test_the_host_gains_on_any_machine(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cores: int, two_cores: float
+) -> None:
+    monkeypatch.setattr(levels, "cores_here", lambda: cores)
+    machine = levels.Machine([[256, 1e-4]], 2.56e6, two_cores)
+    assert levels.host(machine, levels.Chain(1.0, 1.0), tmp_path).saved > 0.1
+
+
+def test_what_is_measured_makes_sense() -> None:
+    machine = levels.measure()
+    assert machine.items_s > 0
+    assert 0.5 <= machine.two_cores <= 1.0
+    sizes, seconds = zip(*machine.points, strict=True)
+    assert [*sizes] == sorted(sizes)
+    assert [*seconds] == sorted(seconds)
