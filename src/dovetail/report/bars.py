@@ -119,6 +119,11 @@ class Bars:
             elif isinstance(event, Settled):
                 self._settle(t, event)
 
+    def in_use_since(self, devices: tuple[int, ...]) -> float | None:
+        """Since when tasks have slots of these devices, if any has."""
+        slots = self._slots.get(devices)
+        return None if slots is None else slots.whole.start_s
+
     def _known(self, devices: tuple[int, ...]) -> tuple[int, ...]:
         return tuple(device for device in devices if 0 <= device < self._devices)
 

@@ -22,8 +22,9 @@ from dovetail.core.words import Words
 from dovetail.report.bars import DONE, Bar, Bars, Shelf
 from dovetail.report.timeline import Strip, Timeline
 from dovetail.report.units import unit_for
+from dovetail.report.waiting import Waited, Waits
 
-MAX_BARS = 20_000
+MAX_BARS = 150_000
 MAX_LISTED = 100
 RUN, SETUP, QUEUE, ACTIVE, RUNNING, BY_TYPE = 0, 1, 2, 3, 4, 5  # from the last on, one for each type of device
 
@@ -85,6 +86,7 @@ class Story(Struct):
     charts: list[Chart]
     by_round: bool
     window: tuple[int, int] | None
+    waits: list[Waited] = field(default_factory=list)
     rejected: list[Incident] = field(default_factory=list)
     failed: list[Incident] = field(default_factory=list)
 
@@ -178,6 +180,7 @@ class _Collector:
         self._arrived: dict[str, int] = {}
         self._responses: dict[str, array[float]] = {}
         self._kinds: dict[str, KindFigures] = {}
+        self._waits = Waits()
         self._rejected: list[Incident] = []
         self._failed: list[Incident] = []
         self._ended: Ended | None = None
@@ -243,6 +246,8 @@ class _Collector:
         kind.wait_s += wait_s
         kind.longest_wait_s = max(kind.longest_wait_s, wait_s)
         self._line.add(QUEUE, start.ready_s, t)
+        if not self._by_round:
+            self._waits.start(start.kind, start.devices, start.ready_s, t, self._bars.in_use_since(start.devices))
 
     def _put(self, bar: Bar) -> None:
         kind = self._kind(bar.kind)
@@ -260,6 +265,8 @@ class _Collector:
         kind.run_device_s += bar.run_s * width
         kind.setup_device_s += bar.setup_s * width
         kind.setups += bar.setup_s > 0
+        if not self._by_round:
+            self._waits.used(bar.devices, bar.start_s, bar.setup_end_s, bar.end_s)
         self._line.add(RUN, bar.start_s + bar.setup_s, bar.end_s, width)
         self._line.add(SETUP, bar.start_s, bar.start_s + bar.setup_s, width)
         if bar.devices:
@@ -310,6 +317,7 @@ class _Collector:
             charts=[*(self._over_time(strip) if self._by_round else []), *charts],
             by_round=self._by_round,
             window=self._window,
+            waits=self._waits.kinds,
             rejected=self._rejected,
             failed=self._failed,
         )

@@ -19,6 +19,7 @@ from dovetail.report.lines import cumulative, line_charts
 from dovetail.report.payload import payload
 from dovetail.report.tables import Raw, TableColumn, table
 from dovetail.report.usage import usage_card
+from dovetail.report.waiting_card import said, waiting_card
 from dovetail.version import __version__
 
 _UNIT = re.compile(r"(?<=\d) (?=[µm]?s\b|h\b|d\b|%)")  # where a line must not break
@@ -118,16 +119,13 @@ def _figures(story: Story) -> str:
 def _use(story: Story) -> list[str]:
     """How much of the devices was used, and what it gave or what set-ups took of it."""
     figures, words = story.figures, story.words
-    used = look.percent(figures.utilisation)
+    used = look.percent(look.running(story))
     if not words.setup:
         busiest = max(figures.devices, key=lambda device: device.busy_s, default=None)
         told = f"{look.device_names(story)[busiest.id]}: {look.percent(busiest.utilisation)}, most" if busiest else ""
         pace = look.number(figures.completed / figures.makespan_s) if figures.makespan_s else "0"
         return [_figure("Utilisation", used, told), _figure("Throughput", f"{pace} /s", f"{words.jobs} per second")]
-    setup_s = sum(device.setup_s for device in figures.devices)
-    busy_s = sum(device.busy_s for device in figures.devices)
-    share_s = setup_s / busy_s * figures.utilisation if busy_s else 0.0
-    share = f"{look.percent(figures.utilisation - share_s)} running, {look.percent(share_s)} {words.setups}"
+    share = f"and {look.percent(figures.utilisation - look.running(story))} in {words.setups}"
     loads = f"{look.seconds(figures.switch_time_s)} spent; {figures.loads:,} first loads"
     if story.by_round:
         begun = sum(kind.starts for kind in story.kinds)
@@ -179,7 +177,7 @@ def _comparison(stories: Sequence[Story], names: Sequence[str]) -> str:
     columns += [TableColumn(name, number=True) for name in heads]
     for row, story in zip(cells, stories, strict=True):
         f = story.figures
-        row.append(look.percent(f.utilisation))
+        row.append(look.percent(look.running(story)))
         row += [f"{f.switches:,}", look.seconds(f.switch_time_s)] if setups else []
         row += [f"{f.completed:,}", f"{f.rejected:,}", f"{f.late:,}"]
     return (
@@ -219,15 +217,28 @@ def _run(story: Story, name: str | None, index: int, colours: dict[str, str]) ->
     sections = [
         intro,
         _figures(story),
+        _said(story),
         _schedule(story, colours) if story.scheduled else "",
         f'<div class="two"><div>{_responses(story)}{_types(story)}</div><div>{_side(story)}</div></div>',
         _kinds(story, colours) if story.scheduled else "",
+        waiting_card(story),
         line_charts(story.charts),
         _incidents(story),
         _all_facts(story),
     ]
     role = "" if name is None else f' role="tabpanel" aria-labelledby="tab-{index}"'
     return f'<article class="run" id="run-{index}"{role}>{"".join(sections)}</article>'
+
+
+def _said(story: Story) -> str:
+    """What happened, in words."""
+    words, figures, sentences = story.words, story.figures, []
+    if words.setup and figures.switches and not story.by_round:
+        word = words.setup if figures.switches == 1 else words.setups
+        sentences.append(f"{figures.switches:,} {word} cost {look.seconds(figures.switch_time_s)}.")
+    sentences.append(said(story.waits, words))
+    text = " ".join(filter(None, sentences))
+    return f'<p class="said">{_UNIT.sub(chr(160), escape(text))}</p>' if text else ""
 
 
 def _schedule(story: Story, colours: dict[str, str]) -> str:
@@ -270,6 +281,10 @@ def _responses(story: Story) -> str:
     title = f"{words.response.capitalize()} times"
     if not story.responses_s:
         return card(title, "", f"No {words.job} was completed.")
+    if max(story.responses_s) - min(story.responses_s) <= 1e-9 * max(story.responses_s):
+        many = len(story.responses_s)
+        told = f"for each of {many:,} {words.jobs}" if many > 1 else f"for the only {words.job}"
+        return card(title, "", f"{look.seconds(spread.max)} {told}.")
     what = (
         f"{title} of {len(story.responses_s):,} {words.jobs}: mean {look.seconds(spread.mean)}, "
         f"median {look.seconds(spread.median)}, P99 {look.seconds(spread.p99)}, longest {look.seconds(spread.max)}."

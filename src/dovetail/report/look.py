@@ -85,6 +85,13 @@ def headlines(story: Story) -> tuple[Headline, Headline, Headline]:
     )
 
 
+def running(story: Story) -> float:
+    """The share of its devices' time in which a run used them, set-ups left out."""
+    devices = story.figures.devices
+    busy_s, setup_s = sum(device.busy_s for device in devices), sum(device.setup_s for device in devices)
+    return story.figures.utilisation * (1 - setup_s / busy_s) if busy_s else 0.0
+
+
 def bounds_of_responses(story: Story) -> list[tuple[str, float]]:
     """The lower bounds that a distribution of response times shows, named."""
     _, mean, p99 = headlines(story)

@@ -75,6 +75,8 @@ class Gantt {
     this.job = -1;
     this.kind = -1;
     this.widths = new Map();
+    this.queued = run.strip.queue.some(count => count > 0);
+    this.merged = this.bars.m.some(count => count > 1);
     this.lanes = run.devices.map(() => []);
     const {d, s} = this.bars;
     for (let i = 0; i < d.length; i++) for (let j = 0; j < s[i]; j++) this.lanes[d[i] + j].push(i);
@@ -100,9 +102,9 @@ class Gantt {
     this.bottom = this.top + this.pitch * this.run.devices.length;
     this.strips = [
       {name: this.run.words.devices + " in use", y: this.bottom + 30, height: 62},
-      {name: this.run.words.waiting + " waiting", y: this.bottom + 30 + 62 + 30, height: 62},
+      ...(this.queued ? [{name: this.run.words.waiting + " waiting", y: this.bottom + 30 + 62 + 30, height: 62}] : []),
     ];
-    this.height = this.strips[1].y + 62 + 10;
+    this.height = this.strips.at(-1).y + 62 + 10;
   }
 
   // Room for the longest label and type of a device, within reason.
@@ -247,12 +249,17 @@ class Gantt {
     pen.textAlign = "left";
     pen.textBaseline = "middle";
     this.drawn = 0;
+    const columns = new Map();  // of a lane, where the last thin bar was drawn
     for (let i = 0; i < bars.a.length && bars.a[i] <= to; i++) {
       if (bars.b[i] < from) continue;
       this.drawn++;
       const left = clamp(this.x(bars.a[i]), -9, this.width + 9), right = clamp(this.x(bars.b[i]), -9, this.width + 9);
       const middle = clamp(this.x(Math.min(bars.a[i] + bars.u[i], bars.b[i])), left, right);
       const [y, height] = this.box(i);
+      if (right - left < 0.5 && !dims) {  // in a column of pixels one of many thin bars is enough
+        if (columns.get(y) === Math.round(left)) continue;
+        columns.set(y, Math.round(left));
+      }
       const gap = right - left > 4 ? 0.5 : 0, kind = KINDS[bars.k[i]];
       pen.globalAlpha = dims && this.dimmed(i) ? 0.13 : 1;
       if (middle > left) {
@@ -343,7 +350,7 @@ class Gantt {
 
   paintStrips() {
     const {pen, run: {strip}, colour} = this, [busy, queue] = this.strips;
-    this.queueTop = Math.max(1, ...strip.queue);
+    this.queueTop = strip.queue.reduce((top, count) => Math.max(top, count), 1);
     const area = (values, base, box, top, fill) => {
       pen.fillStyle = fill;
       pen.beginPath();
@@ -361,7 +368,7 @@ class Gantt {
     }
     area(strip.run, null, busy, 1, colour.accent);
     area(strip.setup, strip.run, busy, 1, this.hatch);
-    area(strip.queue, null, queue, this.queueTop, colour.accentSoft);
+    if (queue) area(strip.queue, null, queue, this.queueTop, colour.accentSoft);
   }
 
   paintStripLabels() {
@@ -441,7 +448,8 @@ class Gantt {
       first = Math.min(first, bars.a[i] - bars.q[i]);
       last = Math.max(last, bars.b[i]);
     }
-    this.status.textContent = job < 0 ? "" : `${run.strings[job]}: ${count} ${count === 1 ? "bar" : "bars"}, ${seconds(last - first)} from first ready to last end`;
+    const told = this.merged ? "as far as its bars are drawn apart: --from and --to show all" : `${seconds(last - first)} from first ready to last end`;
+    this.status.textContent = job < 0 ? "" : `${run.strings[job]}: ${count} ${count === 1 ? "bar" : "bars"}, ${told}`;
     if (job >= 0 && move) this.show(first - (last - first) * 0.15, last + (last - first) * 0.15);
     this.draw();
   }
@@ -616,7 +624,7 @@ class Gantt {
     const lines = [
       [`${words.devices} running`, share(strip.run[bin])],
       ...(words.setup ? [[`in a ${words.setup}`, share(strip.setup[bin])]] : []),
-      [`${words.waiting} waiting`, plain(strip.queue[bin], 3)],
+      ...(this.queued ? [[`${words.waiting} waiting`, plain(strip.queue[bin], 3)]] : []),
     ];
     const device = this.device(y);
     return {title: device >= 0 ? `${this.run.devices[device][0]} idle at ${instant(t, this.view[1] - this.view[0], this.run.unit)}` : `about ${instant(t, strip.bin * 1000, this.run.unit)}`, lines};
