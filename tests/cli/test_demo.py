@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from xml.etree import ElementTree
 
 import pytest
 
@@ -28,6 +29,9 @@ def test_one_page_shows_every_level(shown: Path, capsys: pytest.CaptureFixture[s
     assert text.count("<h3><a href=") == 10
     assert 'id="tab-5" aria-controls="run-5" aria-selected="true"' in text
     assert text.count('aria-selected="true"') == 1
+    picture = ElementTree.fromstring((shown / "workflow.svg").read_text())
+    assert "shorter" in "".join(picture.itertext())
+    assert len(picture.findall("{http://www.w3.org/2000/svg}svg")) == 2
     assert main(["demo", "--out", str(shown), "--format", "json"]) == 0  # again, over what it made itself
     rows = json.loads(capsys.readouterr().out)["levels"]
     assert [row["level"] for row in rows] == LEVELS

@@ -7,9 +7,11 @@ from html import escape
 from typing import NamedTuple
 
 from dovetail.report import look
+from dovetail.report.charts import label
 from dovetail.report.collect import Story
 from dovetail.report.gantt import gantt
 from dovetail.report.html import page
+from dovetail.report.show import standalone
 
 
 class Gain(NamedTuple):
@@ -56,6 +58,22 @@ def gained(gain: Gain) -> str:
     'mean response 25 % shorter'
     """
     return f"{gain.figure} {look.percent(abs(gain.saved))} {'shorter' if gain.saved >= 0 else 'longer'}"
+
+
+def picture(gain: Gain) -> str:
+    """Both schedules as one picture that stands alone, with the gain written on it."""
+    runs = ((gain.rule, gain.rule_name, gain.rule_s), (gain.ours, gain.ours_name, gain.ours_s))
+    to_s, colours = max(gain.rule.to_s, gain.ours.to_s), look.colours([gain.rule, gain.ours])
+    y, out = 8.0, []
+    for i, (story, name, value_s) in enumerate(runs):
+        head = f"{name}: {gain.figure} {look.seconds(value_s)}" + (gained(gain).removeprefix(gain.figure) if i else "")
+        chart = gantt(story, to_s, colours)
+        width, height = chart.split('viewBox="0 0 ', 1)[1].split('"', 1)[0].split()
+        out.append(label(12, y + 14, head, "start", "heading"))
+        out.append(chart.replace("<svg", f'<svg y="{y + 14:g}" width="{width}" height="{height}"', 1))
+        y += float(height) + 22
+    title = f"<title>{escape(f'{gain.title}: {gained(gain)}')}</title>"
+    return standalone(f'<svg viewBox="0 0 {width} {y:g}" role="img" class="chart">{title}{"".join(out)}</svg>')
 
 
 def pair(gain: Gain, first: int | None = None) -> str:

@@ -36,7 +36,7 @@ def demo(*, out: Path = Path("dovetail-demo"), format: Format = "table") -> int:
         table or json.
     """
     from dovetail.cli.demo import levels
-    from dovetail.report.gains import gains_page
+    from dovetail.report.gains import gains_page, picture
 
     if out.is_dir() and any(out.iterdir()) and not (out / "demo.html").exists():
         raise InputError(f"--out {out}: holds files that are not of a demonstration; name another folder")
@@ -55,6 +55,7 @@ def demo(*, out: Path = Path("dovetail-demo"), format: Format = "table") -> int:
             done(count)
     page = out / "demo.html"
     atomic_write(page, gains_page(gains, "Dovetail: five levels, one chain of rates", _LEAD, opened=2))
+    atomic_write(out / "workflow.svg", picture(gains[2]))
     _check(out)
     if format == "json":
         print_json({"levels": [_row(gain) for gain in gains], "page": str(page)})
@@ -63,7 +64,7 @@ def demo(*, out: Path = Path("dovetail-demo"), format: Format = "table") -> int:
     print_table(columns, [[*_row(gain).values()][:7] for gain in gains])
     for gain in gains:
         print(f"\n{gain.title}: {gain.sentence}")
-    print(f"\nThe page: {page}")
+    print(f"\nThe page: {page} (and of the workflows a picture: {out / 'workflow.svg'})")
     print("Try it yourself:")
     config, requests = out / "system_config.yaml", out / "workflow_requests.jsonl"
     print(f"  dovetail workflow run --config {config} --requests {requests} --gpus 8 --mode online --out {out}")

@@ -106,7 +106,8 @@ def dispatch(machine: Machine, out: Path) -> Gain:
         f"are 3 and 2 times as fast. In equal parts everybody waits for the processor; in chunks that finish together "
         f"the three reach {percent(ours.metrics['efficiency'])} of the sum of their rates."
     )
-    return _gain("Dispatch: a batch over the devices of a node", sentence, "makespan", "makespan_s", rule, ours)
+    gain = _gain("Dispatch: a batch over the devices of a node", sentence, "makespan", "makespan_s", rule, ours)
+    return gain._replace(rule_name="equal parts")
 
 
 def pipeline(rates: RateTable, out: Path) -> tuple[Gain, Chain]:
