@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from xml.etree import ElementTree
 
@@ -35,6 +36,9 @@ def test_one_page_shows_every_level(shown: Path, capsys: pytest.CaptureFixture[s
     assert main(["demo", "--out", str(shown), "--format", "json"]) == 0  # again, over what it made itself
     rows = json.loads(capsys.readouterr().out)["levels"]
     assert [row["level"] for row in rows] == LEVELS
+    spent = re.findall(r"for ([\d,]+ s)", rows[2]["sentence"])
+    readme = (Path(__file__).parents[2] / "README.md").read_text()
+    assert f"{spent[0]} above, {spent[1]} below" in readme  # of the picture that it shows
     for row in rows:
         assert row["less_percent"] == pytest.approx(100 * (1 - row["ours_s"] / row["rule_s"]), abs=0.1)
         assert "%" in row["sentence"] or row["level"] in ("pipeline", "workflow")

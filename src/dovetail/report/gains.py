@@ -66,7 +66,9 @@ def picture(gain: Gain) -> str:
     to_s, colours = max(gain.rule.to_s, gain.ours.to_s), look.colours([gain.rule, gain.ours])
     y, out = 8.0, []
     for i, (story, name, value_s) in enumerate(runs):
-        head = f"{name}: {gain.figure} {look.seconds(value_s)}" + (gained(gain).removeprefix(gain.figure) if i else "")
+        head = f"{name}: {gain.figure} {look.seconds(value_s)}" + (
+            "," + gained(gain).removeprefix(gain.figure) if i else ""
+        )
         chart = gantt(story, to_s, colours)
         width, height = chart.split('viewBox="0 0 ', 1)[1].split('"', 1)[0].split()
         out.append(label(12, y + 14, head, "start", "heading"))
