@@ -268,3 +268,47 @@ def test_no_more_plans_are_simulated_than_asked_for() -> None:
         assert cluster.plan(jobs, "fifo_perf", p95=5_000, max_runs=most).runs <= most
     none = cluster.plan(jobs, "fifo_perf", p95=3_700, minimise="accelerators", max_runs=1)
     assert none.runs == 1
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_which_deadlines_are_missed_and_which_nothing_keeps(seed: int) -> None:
+    rng = Random(seed)
+    rows = [row | {"name": f"n{i}"} for i, row in enumerate(_jobs(rng, 8))]
+    policy = rng.choice(["fifo_perf", "max_min_fairness_perf", "max_sum_throughput_normalized_by_cost_perf_SLOs"])
+    loaded = cluster.load(cluster={"fast": 2, "slow": 1}, trace=rows, throughputs=RATES)
+    share = rng.choice([0.0, 0.5, 1.0])
+    found = cluster.plan(loaded, policy, deadlines=share, minimise="accelerators")
+    rate = {("A", 1): 4.0, ("B", 1): 2.0, ("A", 2): 7.0}
+    never = {
+        i for i, row in enumerate(rows) if row["steps"] / rate[row["model"], row["width"]] > row.get("due_s", np.inf)
+    }
+    assert {each.job for each in found.late if each.impossible} == never
+    assert all((each.least_s > each.due_s) == each.impossible for each in found.late)
+    assert all(each.name == f"n{each.job}" for each in found.late)
+    if found.plan is not None:
+        counts = {name: count for name, count in found.plan.counts.items() if count}
+        run = cluster.simulate(cluster.load(cluster=counts, trace=rows, throughputs=RATES), policy, journal=False)
+        took = {each.job: each.took_s for each in found.late}
+        assert took == {i: s for i, s in run.completion_s.items() if s > rows[i].get("due_s", np.inf)}
+    told = cluster.simulate(loaded, policy, journal=False).notes
+    assert any("cannot be kept by any schedule" in note for note in told) == bool(never)
+
+
+def test_deadlines_that_nothing_keeps_are_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    trace = tmp_path / "jobs.csv"
+    model, steps = "ResNet-18 (batch size 16)", 10_000_000
+    trace.write_text(
+        f"name,arrival_s,model,width,steps,due_s\nhopeless,0,{model},1,{steps},60\nlucky,0,{model},1,{steps},1e9\n"
+    )
+    words = ["cluster", "plan", "-c", "v100=2", "-t", str(trace), "--deadlines"]
+    assert cli.main([*words, "0"]) == 1
+    text = capsys.readouterr().out
+    assert "no plan (all there may be: no schedule misses less than 50.0 %)" in text
+    assert "1 deadline cannot be kept by any schedule: job 0 'hopeless' (due after 60 s, takes" in text
+    assert "lucky" not in text
+    assert cli.main([*words, "0.5", "--format", "json"]) == 0
+    late = json.loads(capsys.readouterr().out)["late"]
+    assert [(each["job"], each["impossible"]) for each in late] == [(0, True)]
+    assert late[0]["took_s"] >= late[0]["least_s"] > late[0]["due_s"]
+    assert cli.main(["cluster", "simulate", "-c", "v100=2", "-t", str(trace)]) == 0
+    assert "note: 1 deadline cannot be kept by any schedule: job 0" in capsys.readouterr().out

@@ -32,6 +32,7 @@ from dovetail.cluster.sweeps.given import (
 )
 from dovetail.cluster.sweeps.grid import SweepGrid, run_sweep
 from dovetail.cluster.sweeps.groups import FIGURES, SweepGroup, compared_sweeps, differences, groups
+from dovetail.cluster.sweeps.late_jobs import impossible_deadlines, late_sentences
 from dovetail.cluster.sweeps.rule_options import RuleKeywords, options_of
 from dovetail.cluster.sweeps.stability import QueueWatch, StoppedError
 from dovetail.cluster.sweeps.table import read_sweep, write_table
@@ -152,6 +153,7 @@ def simulate(
     told = (
         rejected_note(setup, outcome.figures.rejected, rules.compat),
         watch.verdict() and f"unstable: {watch.verdict()}",
+        *late_sentences([] if rules.compat else impossible_deadlines(setup, loaded.policy(policy, options))),
     )
     about = [*mean_rate_notes(loaded.scenario, rules), *untuned_notes(loaded.scenario, [policy], options)]
     notes = [*loaded.notes, *about, *filter(None, told)]

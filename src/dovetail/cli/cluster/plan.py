@@ -148,6 +148,8 @@ def _show(found: ClusterPlan, out: Path | None) -> None:
         print(f"If no job ever waited: {alone}.")
         if found.exact:
             print(f"{found.runs} plans were simulated; all that could be better were simulated or ruled out.")
+    for sentence in found.late_in_words():
+        print(f"{sentence}.")
     for note in found.notes:
         print(f"note: {note}")
     if out is not None and best is not None:

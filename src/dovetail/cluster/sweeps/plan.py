@@ -27,7 +27,8 @@ from dovetail.cluster.inputs.setup import ClusterSetup
 from dovetail.cluster.policies.base import Ints
 from dovetail.cluster.rules import ClusterOptions
 from dovetail.cluster.simulate import run
-from dovetail.cluster.sweeps.plan_bounds import PlanBounds, figure
+from dovetail.cluster.sweeps.late_jobs import LateJob, late_jobs, late_sentences
+from dovetail.cluster.sweeps.plan_bounds import ALMOST, PlanBounds, figure
 from dovetail.cluster.sweeps.stability import QueueWatch, StoppedError
 from dovetail.core.confidence import mean
 from dovetail.core.errors import InputError
@@ -35,7 +36,6 @@ from dovetail.core.files import yaml_text
 
 MOST_PLANS = 2_000_000
 _LOOKED_AT = 64  # plans among which the one is chosen that rules most others out
-_CLOSE = 1 + 1e-9
 
 
 class TriedPlan(Struct, kw_only=True):
@@ -57,7 +57,8 @@ class ClusterPlan(Struct, kw_only=True):
 
     `least` is what no plan can be below, whatever the policy. `exact`: all plans that could be better were simulated or
     ruled out. `smaller` are plans with one server less of a type, as far as there were runs for them. `alone` are
-    figures if no job ever waited.
+    figures if no job ever waited. `late` are, where deadlines were asked for, the jobs that miss theirs with the plan,
+    or if there is none with all there may be.
     """
 
     targets: dict[str, float]
@@ -72,12 +73,17 @@ class ClusterPlan(Struct, kw_only=True):
     runs: int
     seeds: list[int]
     tried: list[TriedPlan]
+    late: list[LateJob] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
     types: dict[str, Any] = field(default_factory=dict)  # the plan as a cluster's file holds it
 
     def cluster_file(self) -> bytes:
         """The plan as a cluster's file, which `simulate` takes."""
         return yaml_text({"types": self.types}).encode()
+
+    def late_in_words(self) -> list[str]:
+        """Which deadlines no schedule keeps, and which others are missed."""
+        return late_sentences(self.late)
 
     @property
     def gap(self) -> float | None:
@@ -128,6 +134,7 @@ class PlanSearch:
         self._size = self.plans.sum(axis=1)
         self.lower = self.bounds.cost if minimise == "cost" else self._size.astype(float)
         self.tried: dict[int, TriedPlan] = {}
+        self._took_s: dict[int, list[dict[int, float]]] = {}  # by plan and seed: of jobs that missed their deadlines
         self.monotone = True
 
     # --- single plans -------------------------------------------------------------------------------------------------
@@ -156,10 +163,8 @@ class PlanSearch:
         if not self.bounds.ruled_out[at]:
             return self.simulated(at) if at in self.tried or self.runs < self._max_runs else None
         figures = dict(zip(self._targets, self.bounds.figures[at].tolist(), strict=True))
-        over = [name for name, limit in self._targets.items() if figures[name] > limit * _CLOSE]
-        why = (
-            f"no schedule has {over[0]} below {figures[over[0]]:,.6g}" if over else "too little for the work that comes"
-        )
+        over = [name for name, limit in self._targets.items() if figures[name] > limit * ALMOST]
+        why = f"no schedule {_bound(over[0], figures[over[0]])}" if over else "too little for the work that comes"
         if self._size[at] == 0 or not all(np.isfinite(value) for value in figures.values()):
             why = "some jobs can never run"
         return self._plan(at, figures, float(self.bounds.cost[at]), False, why=why, by="bound")
@@ -172,6 +177,7 @@ class PlanSearch:
 
     def _simulate(self, at: int) -> TriedPlan:
         runs = []
+        missed = self._took_s[at] = []
         for loaded in self._loaded:
             setup = self._setup(loaded, self.plans[at])
             watch = QueueWatch(setup, long=self._long)
@@ -191,10 +197,11 @@ class PlanSearch:
                 )
             if outcome.figures.rejected:
                 return self._plan(at, dict.fromkeys(self._targets, inf), inf, False, why="some jobs can never run")
+            missed.append(_missed(setup, outcome.completion_s) if "deadlines" in self._targets else {})
             runs.append((_figures(setup, outcome.completion_s, self._targets), self._cost(setup, outcome)))
         over_seeds = {name: mean([figures[name] for figures, _ in runs]) for name in self._targets}
         cost = sum(spent for _, spent in runs) / len(runs)
-        keeps = all(found.value + found.half <= self._targets[name] * _CLOSE for name, found in over_seeds.items())
+        keeps = all(found.value + found.half <= self._targets[name] * ALMOST for name, found in over_seeds.items())
         figures = {name: found.value for name, found in over_seeds.items()}
         half = {name: found.half for name, found in over_seeds.items()} if len(runs) > 1 else {}
         return self._plan(at, figures, cost, keeps, plus_minus=half)
@@ -244,8 +251,8 @@ class PlanSearch:
         found[list(self.tried)] = False
         if self.best is not None:
             value, second = self._value(self.best)
-            fewer = self._size < second if self._minimise == "cost" else self.bounds.cost < second / _CLOSE
-            found &= (self.lower < value / _CLOSE) | ((self.lower <= value * _CLOSE) & fewer)
+            fewer = self._size < second if self._minimise == "cost" else self.bounds.cost < second / ALMOST
+            found &= (self.lower < value / ALMOST) | ((self.lower <= value * ALMOST) & fewer)
         return found
 
     def search(self) -> bool:
@@ -351,6 +358,17 @@ class PlanSearch:
     def alone(self, at: int) -> dict[str, float]:
         return dict(zip(self._targets, self.bounds.figures[at].tolist(), strict=True))
 
+    def late(self, at: int) -> list[LateJob]:
+        """Who misses a deadline with a plan: by its simulation, if there was one, and whoever does with all there may
+        be."""
+        if "deadlines" not in self._targets:
+            return []
+        most = self.plans[self.largest]
+        took = dict(enumerate(self._took_s.get(at, [])))
+        seeds = [each.setup.seed for each in self._loaded]
+        both = zip(seeds, self.bounds.jobs, strict=True)
+        return [found for k, (seed, jobs) in enumerate(both) for found in late_jobs(seed, jobs, most, took.get(k))]
+
     @property
     def largest(self) -> int:
         return len(self.plans) - 1
@@ -367,6 +385,19 @@ def _choices(most: int, step: int) -> Ints:
 
 def _believed(loaded: LoadedScenario, setup: ClusterSetup) -> Any:
     return None if loaded.believed is None else loaded.believed.of_types(setup.types)
+
+
+def _bound(target: str, value: float) -> str:
+    """What a schedule cannot be below."""
+    return f"misses less than {100 * value:.1f} %" if target == "deadlines" else f"has {target} below {value:,.6g}"
+
+
+def _missed(setup: ClusterSetup, completion_s: Mapping[int, float]) -> dict[int, float]:
+    """Times of jobs that missed their deadlines."""
+    jobs = setup.jobs if isinstance(setup.jobs, list) else []
+    first, end = setup.window or (0, len(jobs))
+    took = [(job, completion_s.get(job.id, inf)) for job in jobs[first:end] if job.due_s is not None]
+    return {job.id: took_s for job, took_s in took if took_s > (job.due_s or 0.0) * ALMOST}
 
 
 def _figures(setup: ClusterSetup, completion_s: Mapping[int, float], targets: Mapping[str, float]) -> dict[str, float]:

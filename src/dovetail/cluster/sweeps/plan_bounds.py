@@ -14,7 +14,7 @@ from dovetail.cluster.inputs.workload import Job
 from dovetail.cluster.policies.base import Floats, Ints, Policy
 
 _ENDS = 40  # points in time between which work is counted
-_ALMOST = 1 + 1e-9
+ALMOST = 1 + 1e-9
 
 
 def figure(target: str, jct_s: Floats, arrival_s: Floats, due_s: Floats) -> float:
@@ -29,7 +29,7 @@ def figure(target: str, jct_s: Floats, arrival_s: Floats, due_s: Floats) -> floa
         return float((arrival_s + jct_s).max())
     if target == "deadlines":
         due = np.isfinite(due_s)
-        return float((jct_s[due] > due_s[due] * _ALMOST).mean()) if due.any() else 0.0
+        return float((jct_s[due] > due_s[due] * ALMOST).mean()) if due.any() else 0.0
     finite = np.where(np.isfinite(jct_s), jct_s, 1e300)  # between two that are infinite nothing can be told
     found = float(np.quantile(finite, float(target[1:]) / 100))
     return inf if found > 1e299 else found
@@ -43,6 +43,8 @@ class MeasuredJobs:
         jobs = setup.jobs if isinstance(setup.jobs, list) else []
         jobs = jobs if first_last is None else jobs[first_last[0] : first_last[1]]
         self.known = bool(jobs)
+        self.ids: Ints = np.array([job.id for job in jobs], dtype=np.int64)
+        self.names = [job.name for job in jobs]
         self.arrival_s: Floats = np.array([job.arrival_s for job in jobs])
         self.due_s: Floats = np.array([inf if job.due_s is None else job.due_s for job in jobs])
         self.width: Ints = np.array([job.width for job in jobs], dtype=np.int64)
@@ -177,7 +179,7 @@ class PlanBounds:
         for k, (target, limit) in enumerate(self._targets.items()):
             alone = [figure(target, jobs.best_s(counts), jobs.arrival_s, jobs.due_s) for jobs in self.jobs]
             self.figures[at, k] = sum(alone) / len(alone)
-            if self.figures[at[0], k] > limit * _ALMOST:
+            if self.figures[at[0], k] > limit * ALMOST:
                 self.ruled_out[at] = True
                 continue
             for weight in weights:

@@ -134,6 +134,7 @@ def _answer(
         runs=search.runs,
         seeds=seeds,
         tried=list(search.tried.values()),
+        late=search.late(search.largest if best is None else best),
         notes=list(notes),
     )
     told.reason = _reason(told, search.judged(search.largest) if found is None else None)
