@@ -107,6 +107,20 @@ def a_gpu_that_is_not_there(lines: Lines) -> None:
     first(lines, "started", "a")["gpus"] = [0]
 
 
+def before_its_time(lines: Lines) -> None:
+    first(lines, "arrived", "c")["facts"]["begin_s"] = 100.0
+
+
+def too_many_of_a_group(lines: Lines) -> None:
+    for name in "ab":
+        first(lines, "arrived", name)["facts"] |= {"group": "g", "parallel": 1}
+
+
+def edited_into_nonsense(lines: Lines) -> None:
+    pause = next(line for line in lines if line.get("k") == "asked" and line["what"] == "pause")
+    pause |= {"job": "c", "what": "edit", "facts": {"cores": "many"}}
+
+
 PLANTED: list[tuple[str, Callable[[Lines], None]]] = [
     ("cores", too_few),
     ("cores", too_many),
@@ -120,6 +134,9 @@ PLANTED: list[tuple[str, Callable[[Lines], None]]] = [
     ("bound", more_work_than_time),
     ("run_s", wrong_expectation),
     ("ask", unreadable),
+    ("ask", edited_into_nonsense),
+    ("begin", before_its_time),
+    ("group", too_many_of_a_group),
     ("summary", other_figures),
     ("gpus", a_gpu_that_is_not_there),
 ]

@@ -95,3 +95,33 @@ def test_nobody_starves_who_ages(plan: str, overtaking: str, seed: int) -> None:
     options = HostOptions(plan=plan, age_step_s=8.0, overtaking=overtaking)  # type: ignore[arg-type]
     run(Workload(8, tuple(arrivals), {"p": program_graph("p", 8)}), options, [watch])  # type: ignore[list-item]
     assert watch.overtaken == []
+
+
+@settings(max_examples=40, deadline=None)
+@given(seed=st.integers(0, 1 << 40), failure_rate=st.sampled_from([0.0, 0.3]))
+@pytest.mark.parametrize("plan", PLANS)
+@pytest.mark.parametrize("assign", ASSIGNS)
+def test_groups_times_and_dependencies_are_kept(plan: str, assign: str, seed: int, failure_rate: float) -> None:
+    """Never more of a group at once than may; none before its time; none after a failure of what it builds on."""
+    rng = Random(seed)
+    workload, options = random_workload(rng), random_options(rng, plan, assign)
+    programs = run(workload, options, executor=SimExecutor(seed, failure_rate=failure_rate)).programs
+    facts = {event.job: event.facts for _, event in workload.arrivals if isinstance(event, Arrived)}
+    edited = {event.job for _, event in workload.arrivals if isinstance(event, Asked) and event.what == "edit"}
+    on = {job: [s for s in programs.stretches.get(job, ()) if s.cores] for job in facts}
+    for job, stretches in on.items():
+        if not stretches:
+            continue
+        began_s, ask = stretches[0].from_s, facts[job]
+        assert began_s >= ask.get("begin_s", 0.0) or job in edited
+        for other in ask.get("after", ()):
+            assert programs.rows[other].status == "completed"
+            assert programs.rows[other].ended_s <= began_s  # type: ignore[operator]
+        for other in ask.get("after_any", ()):
+            assert all(stretch.to_s <= began_s for stretch in on[other])
+            assert programs.rows[other].closed_s <= began_s  # type: ignore[operator]
+        if group := ask.get("group"):
+            for at_s in [stretch.from_s for stretch in stretches]:
+                fellows = [each for each, a in facts.items() if a.get("group") == group]
+                running = [each for each in fellows if any(s.from_s <= at_s < s.to_s for s in on[each])]
+                assert len(running) <= ask["parallel"], (job, at_s, running)

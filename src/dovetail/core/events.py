@@ -69,11 +69,12 @@ class Woke(Event, frozen=True, gc=False, tag="woke"):
 
 class Asked(Event, frozen=True, gc=False, tag="asked"):
     """Somebody asks for something about a job: to pause or resume it, to resize it to `value`, and so on. What can be
-    asked for, and whether it is granted, is the level's business."""
+    asked for, and whether it is granted, is the level's business; `facts` holds what only the level understands."""
 
     job: str
     what: str
     value: float | None = None
+    facts: dict[str, Any] = {}
 
 
 class Settled(Event, frozen=True, gc=False, tag="settled"):

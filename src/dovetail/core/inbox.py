@@ -16,7 +16,7 @@ class Inbox:
     >>> inbox.put(Asked("job", "pause"))
     >>> inbox.close()
     >>> inbox.take(), inbox.take()
-    ([Asked(job='job', what='pause', value=None)], None)
+    ([Asked(job='job', what='pause', value=None, facts={})], None)
     """
 
     def __init__(self) -> None:

@@ -26,6 +26,7 @@ class Admission:
         self._blocked: Program | None = None
         self._closed = False  # whether nobody may start any more in this round
         self._lacking = False  # whether somebody needs memory or GPUs that a paused program may hold
+        self._tried: set[str] = set()
 
     def pause(self, program: Program, why: str) -> None:
         """A running program goes back to the queue."""
@@ -34,6 +35,7 @@ class Admission:
         del self.view.widths[program.id]
         self.view.gpus.pause(program)
         self.view.waiting.append(program)
+        self._count(program, -1)
         program.place = 1 << 60 | len(self.pauses)  # the end of the queue, in the order of the pauses
         program.queued_s = self.view.now
 
@@ -50,6 +52,11 @@ class Admission:
         if view.options.first == "growth":
             view.widths = dict(assign.spread(view))
         for program in self._queue():
+            if full := view.lacks_place(program):  # it keeps nobody back: what it waits for is no core
+                self._tried.discard(program.id)  # if one of its group is paused, it is its turn again
+                if len(self.waits) < _NEAR:
+                    self.waits[program.id] = ("group", full)
+                continue
             cores = 0
             if self._blocked is None or self._may_overtake(program):
                 cores = self._take(program)
@@ -57,6 +64,7 @@ class Admission:
                 self.starts.append(program)
                 view.running.append(program)
                 view.widths[program.id] = cores
+                self._count(program, 1)
                 view.memory_mib += program.ask.memory_mib if program.state == WAITING else 0
                 self.gpus[program.id] = gpus = view.gpus.room(program) or ()
                 view.gpus.take(program, gpus)
@@ -66,19 +74,22 @@ class Admission:
                     break
         view.widths = dict(assign.spread(view))
 
+    def _count(self, program: Program, more: int) -> None:
+        if program.ask.group in self.view.members:
+            self.view.members[program.ask.group] += more
+
     def why(self, program: Program) -> tuple[str, str]:
         """Why a program waits: a code that changes with the reason, and the reason."""
         return self.waits.get(program.id, _FAR)
 
     def _queue(self) -> Iterator[Program]:
         """Each waiting program once, in the planning's order, which is asked for again when somebody is paused."""
-        tried: set[str] = set()
         pauses = -1
         while pauses < len(self.pauses):
             pauses = len(self.pauses)
             for program in self._plan.order(self.view):
-                if program.id not in tried and program.id not in self.view.widths:
-                    tried.add(program.id)
+                if program.id not in self._tried and program.id not in self.view.widths:
+                    self._tried.add(program.id)
                     yield program
                     if pauses < len(self.pauses):
                         break

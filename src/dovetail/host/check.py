@@ -13,7 +13,20 @@ from typing import Any, TypeVar
 
 from dovetail.core import check as core
 from dovetail.core.errors import DovetailError, InputError
-from dovetail.core.events import Arrived, Complete, Failed, Finished, Pause, Reject, Resize, Resume, Start, Stop
+from dovetail.core.events import (
+    Arrived,
+    Asked,
+    Complete,
+    Failed,
+    Finished,
+    Observed,
+    Pause,
+    Reject,
+    Resize,
+    Resume,
+    Start,
+    Stop,
+)
 from dovetail.core.files import as_path
 from dovetail.core.findings import TOLERANCE, Findings, Report, check_bounds, close, compare
 from dovetail.core.journal import Ended, Header, open_journal
@@ -23,7 +36,7 @@ from dovetail.host.check_state import ProgramState
 from dovetail.host.gpus import GpuLedger, gpus_text, is_of
 from dovetail.host.metrics import Programs
 from dovetail.host.policies import Assignment, MachineView, Planning, Program, make
-from dovetail.host.program import RUNNING, WAITING
+from dovetail.host.program import RUNNING, WAITING, Ask
 from dovetail.host.scheduler import Policies, options_of
 
 CODES = {
@@ -38,6 +51,8 @@ CODES = {
     "gpus": "a GPU with too little memory for all on it, or shared with one that has it alone, or not as asked for",
     "bound": "a makespan below what is possible",
     "held": "a program that runs although its user paused it, or before those that it waits for",
+    "begin": "a program that starts before its time",
+    "group": "a program that starts although as many of its group run as may",
 }
 LIVE = "live"  # a header's mode, where times were measured
 T = TypeVar("T")
@@ -103,12 +118,16 @@ class HostRules:
                     cores = self._view.cores
                     self._known[event.job] = ProgramState(event, next(self._places), t, self._options, cores)
                     self._arrivals[event.job] = (t, event)
+                    self._limit(self._known[event.job].ask)
                 except InputError as error:
                     self._faults.add("ask", event.job, str(error))
             case Complete() | Reject():
                 self._known.pop(event.job, None)
                 if isinstance(event, Complete):
                     self._done.add(event.job)
+            case Observed(what="group", facts={"group": str() as group, "parallel": int() | None as parallel}):
+                self._view.limits.pop(group, None)
+                self._view.limits |= {} if parallel is None else {group: parallel}
             case Ended():
                 self._claimed = event.summary
             case _ if known is not None:
@@ -116,10 +135,19 @@ class HostRules:
                     self._starts(event, known)
                 elif isinstance(event, Finished | Failed | Pause):
                     self._ran(event.job, known, t)
-                known.follow(event, next(self._places), t)
+                try:
+                    known.follow(event, next(self._places), t)
+                except InputError as error:
+                    self._faults.add("ask", event.job, str(error))
+                if isinstance(event, Asked) and event.what == "edit":
+                    self._limit(known.ask)
                 self._place(event, known)
                 if isinstance(event, Start | Resume | Resize):
                     self._check_cores(event, known)
+
+    def _limit(self, ask: Ask) -> None:
+        if ask.parallel is not None:
+            self._view.limits[ask.group] = ask.parallel
 
     def _place(self, event: Any, known: ProgramState) -> None:
         if isinstance(event, Start | Resume):
@@ -129,7 +157,7 @@ class HostRules:
 
     def _starts(self, event: Start | Resume, known: ProgramState) -> None:
         """Whether it may run at all, and now."""
-        lacks = [other for other in known.ask.after if other not in self._done]
+        lacks = self._lacks(known)
         if self._legacy:
             return
         if known.held or lacks:
@@ -137,6 +165,11 @@ class HostRules:
             self._faults.add("held", event.job, f"{type(event).__name__.lower()}, but {why}")
         if isinstance(event, Start) and (wrong := self._wrong_gpus(event, known)):
             self._faults.add("gpus", event.job, f"found {wrong}, expected {gpus_text(known.ask)}")
+        if known.begin_s > self._at[1] and not close(known.begin_s, self._at[1]):
+            self._faults.add("begin", event.job, f"found {self._at[1]} s, expected {known.begin_s} s or later")
+        self._view.count_members(self._known.values())
+        if full := self._view.lacks_place(known):
+            self._faults.add("group", event.job, f"starts, but {full}")
         if known.failures > known.ask.retries:
             found = f"started after {known.failures} failures, expected {known.ask.retries} retries"
             self._faults.add("tries", event.job, found)
@@ -152,6 +185,11 @@ class HostRules:
         other = next((gpu for gpu in event.gpus if not is_of(there[gpu], known.ask)), None)
         return "" if other is None else f"GPU {other}, a {there[other].type} of {there[other].memory_mib} MiB"
 
+    def _lacks(self, known: ProgramState) -> list[str]:
+        """Those that it waits for."""
+        lacks = [other for other in known.ask.after if other not in self._done]
+        return lacks + [other for other in known.ask.after_any if other in self._known]
+
     def _overtakes(self, event: Start | Resume, known: ProgramState) -> None:
         """Who holds memory while others lack it may: only its end makes it free."""
         plan, options = self._plan, self._options
@@ -165,7 +203,7 @@ class HostRules:
         for other in self._ask(plan, lambda: plan.order(view)) or ():
             if other.id == known.id:
                 return
-            if view.comes_of_age(other):
+            if view.comes_of_age(other) and other.ask.group not in view.limits:  # that one waits for its group too
                 message = f"starts before {other.id}, which waits since {other.queued_s} s"
                 self._faults.add("overtaken", event.job, message)
 
@@ -198,10 +236,11 @@ class HostRules:
         view.memory_mib = sum(p.ask.memory_mib for p in all_ if p.state != WAITING)
         view.gpus = GpuLedger(self._options.gpus, all_)
         view.waiting = [p for p in all_ if self._may_start(p)]
+        view.count_members(all_)
         return view
 
     def _may_start(self, known: ProgramState) -> bool:
-        ready = all(other in self._done for other in known.ask.after)
+        ready = known.begin_s <= self._at[1] and not self._lacks(known)
         return known.state != RUNNING and not known.held and not known.stopping and ready
 
     def _judge(self) -> None:
@@ -219,7 +258,7 @@ class HostRules:
         if self._assign is not None and view.free > 0:
             self._judge_growth(self._assign, view)
         if self._assign is not None and self._plan is not None and view.free > 0:
-            self._judge_waiting(self._plan, self._assign, view)
+            self._judge_waiting(self._plan, self._assign, view, {p.ask.group for p in changed.values()})
 
     def _judge_widths(self, assign: Assignment, view: MachineView, changed: Sequence[ProgramState]) -> None:
         for p in changed:
@@ -234,13 +273,15 @@ class HostRules:
                 found = f"has {view.widths[id]} cores and could have {cores}; {view.free} are idle"
                 self._faults.add("idle", id, found)
 
-    def _judge_waiting(self, plan: Planning, assign: Assignment, view: MachineView) -> None:
-        """Who is first in line starts if it can; with first-fit, whoever can."""
-        waiting: Sequence[Program] = view.waiting
+    def _judge_waiting(self, plan: Planning, assign: Assignment, view: MachineView, just: set[str]) -> None:
+        """Who is first in line starts if it can; with first-fit, whoever can. Whose group is full is not in the line,
+        unless it has only become so, by one of the groups that `just` got somebody."""
+        waiting: Sequence[Program]
+        waiting = view.waiting = [p for p in view.waiting if p.ask.group in just or not view.lacks_place(p)]
         if waiting and (self._options.overtaking != "first-fit" or self._options.age_step_s is not None):
             waiting = (self._ask(plan, lambda: plan.order(view)) or [])[:1]
         for p in waiting:
-            fits = not view.lacks_memory(p) and not view.gpus.lacks(p)
+            fits = not (view.lacks_memory(p) or view.gpus.lacks(p) or view.lacks_place(p))
             if fits and self._ask(assign, lambda p=p: assign.must_start(p, view)):  # type: ignore[misc]
                 self._faults.add("idle", p.id, f"waits although it could start; {view.free} cores are idle")
                 return

@@ -71,6 +71,12 @@ class ProgramState(Program):
             case "resume", _ if self.held:
                 self.held = False
                 self._queue(place, now)
+            case "begin", float() | int() as value:
+                self.begin_s = value
+            case "edit", _ if self.state == WAITING:
+                self.ask = ask = Ask.of(self.id, event.facts | {"curve": self.ask.curve})
+                self.priority, self.begin_s, self.failures = ask.priority, ask.begin_s, 0
+                self._bound(ask.cores)
             case "cancel" | "requeue", _:
                 self.held = False
             case "priority", float() | int() as value:

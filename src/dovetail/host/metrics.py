@@ -144,6 +144,8 @@ class Programs:
                 row.asks["cores" if event.what == "resize" else "priority"] = value
                 if event.what == "resize":
                     self.updates.append((t, event.job))
+            case Asked(what="edit", facts=facts) if row.status == "waiting":
+                row.asks = {name: facts.get(name, 0) for name in row.asks}
             case Start():
                 if row.started_s is None:
                     row.started_s, row.first_run_s, row.first_cores = t, t - row.arrived_s, len(event.devices)

@@ -28,9 +28,11 @@ class Ask(Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
     """What an arrival's facts say of a program.
 
     `cores` is what it asks for, `least` and `most` what it can live with. Priority 0 is the most urgent. `memory_mib`
-    is its own also while it is paused. It waits for the programs in `after`; an attempt may run for `limit_s`, and is
+    is its own also while it is paused. It waits for the programs in `after` to be completed, and for those in
+    `after_any` to end in whatever way; it starts at `begin_s` at the earliest. An attempt may run for `limit_s`, and is
     followed by another `retries` times if it fails. One that is not `malleable` keeps as many cores as it started with.
     Of each of its `gpus`, of a type if that is given, it needs `gpu_mem_mib`, or all; paused it holds or releases them.
+    Of a `group` at most `parallel` run at once, as whoever came last and said a number has it.
     """
 
     cores: int
@@ -47,6 +49,10 @@ class Ask(Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
     gpu_mem_mib: int | None = None
     gpu_type: str = ""
     gpu_pause: GpuPause = "hold"
+    after_any: tuple[str, ...] = ()
+    begin_s: float = 0.0
+    group: str = ""
+    parallel: int | None = None
 
     @classmethod
     def of(cls, job: str, facts: dict[str, Any]) -> Ask:
@@ -61,6 +67,8 @@ class Ask(Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
             raise InputError(f"{job}: expected 1 <= least <= cores and least <= most, found {facts}")
         if ask.gpus < 0 or (ask.gpu_mem_mib is not None and ask.gpu_mem_mib < 1):
             raise InputError(f"{job}: expected 0 or more gpus and a positive gpu_mem_mib, found {facts}")
+        if ask.parallel is not None and (ask.parallel < 1 or not ask.group):
+            raise InputError(f"{job}: parallel: expected a number from 1 on, and a group, found {facts}")
         return ask
 
 
@@ -75,6 +83,7 @@ class Program:
         "ask",
         "asked",
         "attempts",
+        "begin_s",
         "cores",
         "curve",
         "deferred",
@@ -112,7 +121,7 @@ class Program:
         self.cores: tuple[int, ...] = ()
         self.had: tuple[int, ...] = ()
         self.gpus: tuple[int, ...] = ()
-        self.place, self.attempts, self.rank = seq, 0, ask.priority
+        self.place, self.attempts, self.rank, self.begin_s = seq, 0, ask.priority, ask.begin_s
         self.rates: dict[int, float] = {}
 
     def __repr__(self) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from itertools import count
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from dovetail.core.engine import Scheduler
 from dovetail.core.errors import InputError
@@ -17,6 +17,7 @@ from dovetail.core.events import (
     Finished,
     Instruction,
     Measured,
+    Observed,
     Pause,
     Reject,
     Resize,
@@ -55,8 +56,9 @@ class Policies(NamedTuple):
 class HostScheduler:
     """Programs are jobs of one task. What they ask for stands in the facts of their arrival (`Ask`).
 
-    What users ask for later comes as `Asked`: "pause", "resume", "resize", "priority", "cancel" or "requeue"; how fast
-    a running one was seen to be as `Measured`.
+    What users ask for later comes as `Asked`: "pause", "resume", "resize", "priority", "cancel", "requeue", "begin" (at
+    another time) or, of one that waits, "edit" (to what the facts say); how fast a running one was seen to be as
+    `Measured`; how many of a group may run at once as `Observed`.
     """
 
     def __init__(
@@ -95,6 +97,8 @@ class HostScheduler:
                 self._asked(stimulus, now)
             elif type(stimulus) is Measured and stimulus.job in self.programs:
                 self.programs[stimulus.job].learn(stimulus.width, stimulus.rate, now)
+            elif type(stimulus) is Observed:
+                self._observed(stimulus)
         self._reject_orphans()
         self._stop_overdue(now)
         self._decide(now)
@@ -125,21 +129,45 @@ class HostScheduler:
         kind = self._graphs[event.of].tasks[0].kind
         program = Program(event.job, kind, next(self._seq), ask, event.sizes[0], speed_up, now)
         self._bound(program, ask.cores)
-        missing = [other for other in ask.after if other not in self.programs and other not in self._done]
-        if missing:
-            problem = f"waits for {missing[0]}, which {'failed' if missing[0] in self._gone else 'is not known'}"
-        elif program.least > self.view.cores or self._too_wide(program):
-            least = program.asked if self._too_wide(program) else program.least
-            problem = f"needs {count_of(least)}, the machine has {self.view.cores}"
-        elif self.options.memory_mib is not None and ask.memory_mib > self.options.memory_mib:
-            problem = f"needs {ask.memory_mib} MiB, the machine has {self.options.memory_mib} MiB"
-        else:
-            problem = never_fits(self.options.gpus, ask)
-        if problem:
+        if problem := self._lost_before(ask) or self._never_fits(program):
             self._reject(event.job, problem)
             return
         self.programs[event.job] = program
+        if ask.parallel is not None:
+            self._limit(ask.group, ask.parallel)
         self._enqueue(program, now)
+
+    def _lost_before(self, ask: Ask) -> str:
+        """Why what it waits for can never come, or nothing."""
+        for other in (*ask.after, *ask.after_any):
+            if other not in self.programs and other not in self._done:
+                if other not in self._gone:
+                    return f"waits for {other}, which is not known"
+                if other in ask.after:
+                    return f"waits for {other}, which failed"
+        return ""
+
+    def _never_fits(self, program: Program) -> str:
+        """Why this machine can never run it, or nothing."""
+        total, need = self.options.memory_mib, program.ask.memory_mib
+        if program.least > self.view.cores or self._too_wide(program):
+            least = program.asked if self._too_wide(program) else program.least
+            return f"needs {count_of(least)}, the machine has {self.view.cores}"
+        if total is not None and need > total:
+            return f"needs {need} MiB, the machine has {total} MiB"
+        return never_fits(self.options.gpus, program.ask)
+
+    def _observed(self, event: Observed) -> None:
+        match event:
+            case Observed(what="group", facts={"group": str() as group, "parallel": int() | None as parallel}):
+                self._limit(group, parallel)
+
+    def _limit(self, group: str, parallel: int | None) -> None:
+        """So many of a group may run at once from now on, or all; who runs goes on."""
+        if parallel is None:
+            self.view.limits.pop(group, None)
+        else:
+            self.view.limits[group] = parallel
 
     def _bound(self, program: Program, asked: int) -> None:
         """Set what a program may have, within the bounds of all."""
@@ -209,10 +237,27 @@ class HostScheduler:
             case "resize", float() | int() as value if value >= 1:
                 if program.ask.malleable or program.state == WAITING:
                     self._bound(program, min(int(value), self.view.cores))
+            case "begin", float() | int() as value:
+                program.begin_s = value
+            case "edit", _ if program.state == WAITING:
+                self._edit(program, event.facts)
             case "cancel", _:
                 self._end(program, "cancel", "cancelled by its user", now)
             case "requeue", _ if not program.stopping:
                 self._end(program, "requeue", "its user puts it back into the queue", now)
+
+    def _edit(self, program: Program, facts: dict[str, Any]) -> None:
+        """Another request in the place of the one that it came with; it keeps its place and its speed-up, and its
+        tries count anew."""
+        program.ask = ask = Ask.of(program.id, facts | {"curve": program.ask.curve})
+        program.priority, program.rank, program.begin_s = ask.priority, ask.priority, ask.begin_s
+        program.deferred, program.attempts = "", 0
+        self._bound(program, ask.cores)
+        if ask.parallel is not None:
+            self._limit(ask.group, ask.parallel)
+        if problem := self._never_fits(program):
+            del self.programs[program.id]
+            self._reject(program.id, problem)
 
     def _end(self, program: Program, how: Stopping, why: str, now: float) -> None:
         """Stop a program that was started; one that was not is gone at once, or stays where it is."""
@@ -261,7 +306,8 @@ class HostScheduler:
         view.held = sum(len(p.cores) for p in self.programs.values() if p.stopping)
         view.memory_mib = sum(p.ask.memory_mib for p in self.programs.values() if p.state != WAITING)
         view.gpus = GpuLedger(self.options.gpus, self.programs.values() if self.options.gpus else ())
-        view.waiting = [p for p in self.programs.values() if self._may_run(p)]
+        view.waiting = [p for p in self.programs.values() if self._may_run(p, now)]
+        view.count_members(self.programs.values())
         admission = Admission(view, self._plan, self._assign)
         self._end_turns(admission, now)
         admission.run()
@@ -276,18 +322,24 @@ class HostScheduler:
             self._defer(program, *admission.why(program))
         self._ask_to_be_woken(now)
 
-    def _may_run(self, program: Program) -> bool:
-        """Whether nothing but cores and memory can keep it waiting; if something else does, it is told so."""
+    def _may_run(self, program: Program, now: float) -> bool:
+        """Whether nothing but others can keep it waiting; if something else does, it is told so."""
         if program.state == RUNNING or program.stopping:
             return False
         if program.held:
             self._defer(program, "held", "its user paused it")
             return False
-        after = program.ask.after
-        if not after or all(other in self._done for other in after):
+        if program.begin_s > now:
+            self._defer(program, f"begin {program.begin_s}", f"begins at {program.begin_s:.2f} s at the earliest")
+            return False
+        if not program.ask.after and not program.ask.after_any:
             return True
-        self._defer(program, "after", f"waits for {', '.join(after[:3])}{' and others' if after[3:] else ''}")
-        return False
+        ask = program.ask
+        left = [name for name in ask.after if name not in self._done]
+        left += [name for name in ask.after_any if name in self.programs]
+        if left:
+            self._defer(program, "after", f"waits for {', '.join(left[:3])}{' and others' if left[3:] else ''}")
+        return not left
 
     def _defer(self, program: Program, code: str, why: str) -> None:
         """Say why it waits, when that changes."""
@@ -355,6 +407,7 @@ class HostScheduler:
         times = [self._plan.look_s(self.view), self.view.next_age_s()]
         limits = [(p, p.ask.limit_s) for p in self.view.running]
         times += [now + limit_s - p.ran_s(now) for p, limit_s in limits if limit_s is not None]
+        times += [p.begin_s for p in self.programs.values() if p.begin_s > now and p.state == WAITING]
         at_s = min((t for t in times if t is not None), default=None)
         self._wakes = {t for t in self._wakes if t > now}
         if at_s is not None and at_s > now and not any(t <= at_s for t in self._wakes):

@@ -19,7 +19,7 @@ class TimedInbox(Inbox):
     >>> from dovetail.core.events import Asked
     >>> inbox = TimedInbox([(2.0, Asked("job", "pause"))])
     >>> inbox.take(1.5), inbox.now(), inbox.take(1.5), inbox.now(), inbox.take()
-    ([], 1.5, [Asked(job='job', what='pause', value=None)], 2.0, None)
+    ([], 1.5, [Asked(job='job', what='pause', value=None, facts={})], 2.0, None)
     """
 
     def __init__(self, arrivals: Iterable[tuple[float, Arrived | Asked]] = ()) -> None:

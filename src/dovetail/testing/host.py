@@ -30,13 +30,20 @@ def random_workload(rng: Random, asks: bool = True) -> Workload:
     cores = rng.randint(1, 16)
     arrivals: list[tuple[float, Arrived | Asked]] = []
     names: list[str] = []
+    limits = {group: rng.randint(1, 3) for group in "gh"} if asks else {}
     now = 0.0
     for i in range(rng.randint(1, rng.choice((8, 12, 40)))):
         now += rng.choice((0.0, 0.0, 1.0, rng.uniform(0, 30)))
         if asks and names and rng.random() < 0.15:
-            arrivals.append((now, _wish(rng, rng.choice(names), cores)))
+            wish = _wish(rng, rng.choice(names), cores)
+            if rng.random() < 0.2:
+                came = next(event for _, event in arrivals if isinstance(event, Arrived) and event.job == wish.job)
+                wish = Asked(wish.job, "edit", facts=_edited(rng, came.facts, cores))
+            arrivals.append((now, wish))
             continue
         arrivals.append((now, _program(rng, f"p{i}", names, cores, asks)))
+        if asks:
+            arrivals[-1] = (now, _queued(rng, arrivals[-1][1], names, now, limits))
         names.append(f"p{i}")
     arrivals += [(now + 1.0, Asked(name, "resume")) for name in names]  # nobody stays paused for ever
     return Workload(cores, tuple(arrivals), {"program": program_graph("program", cores)})
@@ -62,6 +69,25 @@ def _program(rng: Random, name: str, names: list[str], cores: int, asks: bool) -
         gpu_pause=rng.choice(("hold", "release")),
     )
     return Arrived(name, "program", (rng.choice((60.0, rng.uniform(1, 500))),), facts=msgspec.to_builtins(ask))
+
+
+def _queued(rng: Random, event: Any, names: list[str], now: float, limits: dict[str, int]) -> Arrived:
+    """The same program, now and then in a group, or after others, or at its time."""
+    more: dict[str, Any] = {}
+    if names and rng.random() < 0.1:
+        more["after_any"] = [rng.choice(names)]
+    if rng.random() < 0.1:
+        more["begin_s"] = now + rng.choice((0.0, 5.0, rng.uniform(0, 60)))
+    if rng.random() < 0.4:
+        more["group"] = rng.choice(list(limits))
+        more["parallel"] = limits[more["group"]]
+    return msgspec.structs.replace(event, facts=event.facts | more)
+
+
+def _edited(rng: Random, facts: dict[str, Any], cores: int) -> dict[str, Any]:
+    asked = rng.randint(1, cores)
+    kept = {name: facts[name] for name in ("after", "after_any", "group", "parallel", "begin_s") if name in facts}
+    return kept | {"cores": asked, "least": rng.randint(1, asked), "priority": rng.randrange(5)}
 
 
 def _wish(rng: Random, name: str, cores: int) -> Asked:

@@ -115,6 +115,8 @@ class LegacyScheduler:
         if ask.gpus:
             self._out.append(Reject(event.job, never_fits((), ask)))
             return
+        if ask.after or ask.after_any or ask.begin_s or ask.group:
+            raise InputError(f"{event.job}: the older scheduler knows no dependencies, no times to begin and no groups")
         kind = self._graphs[event.of].tasks[0].kind
         self._count += 1
         program = Program(event.job, kind, self._count, ask, event.sizes[0], curve(ask.curve), now)

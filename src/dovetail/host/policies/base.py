@@ -5,7 +5,7 @@ Both are pure: they read the view and decide; they keep nothing. The scheduler a
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from math import floor
 
 from dovetail.core.errors import PolicyError
@@ -27,7 +27,8 @@ class MachineView:
     running program is to have, as far as it is decided; policies read it, the scheduler writes it.
 
     `held` cores belong to programs that are being stopped; `memory_mib` is what all that have begun have declared;
-    `gpus` says who holds those of the machine.
+    `gpus` says who holds those of the machine. Of a group in `limits` so many may run at once; `members` is how many
+    do, those that are being stopped included.
     """
 
     def __init__(self, cores: int, options: HostOptions) -> None:
@@ -41,6 +42,8 @@ class MachineView:
         self.memory_mib = 0
         self.gpus = GpuLedger(options.gpus)
         self.shrinks = False
+        self.limits: dict[str, int] = {}
+        self.members: dict[str, int] = {}
 
     @property
     def free(self) -> int:
@@ -68,10 +71,25 @@ class MachineView:
             return ""
         return f"needs {need} MiB, {total - self.memory_mib} MiB are free"
 
+    def count_members(self, programs: Iterable[Program]) -> None:
+        """Count who runs of each group that has a limit."""
+        self.members = dict.fromkeys(self.limits, 0)
+        if self.limits:
+            for program in programs:
+                if program.cores and program.ask.group in self.members:
+                    self.members[program.ask.group] += 1
+
+    def lacks_place(self, program: Program) -> str:
+        """Why its group lets no more of its programs run, or nothing."""
+        group = program.ask.group
+        if group not in self.limits or self.members[group] < self.limits[group]:
+            return ""
+        return f"of group {group} {self.limits[group]} may run at once"
+
     def aged(self, program: Program) -> int:
         """How many steps of age a waiting program has gained."""
         step = self.options.age_step_s
-        return 0 if step is None else floor((self.now - program.queued_s) / step + 1e-9)
+        return 0 if step is None else max(floor((self.now - _waits_since_s(program)) / step + 1e-9), 0)
 
     def urgency(self, program: Program) -> int:
         """Its priority, better by each step of age while it waits; 0 is the most urgent."""
@@ -87,7 +105,12 @@ class MachineView:
         if step is None:
             return None
         young = (p for p in self.waiting if not self.comes_of_age(p))
-        return min((p.queued_s + (self.aged(p) + 1) * step for p in young), default=None)
+        return min((_waits_since_s(p) + (self.aged(p) + 1) * step for p in young), default=None)
+
+
+def _waits_since_s(program: Program) -> float:
+    """Since when it waits for others, and not for its own time."""
+    return max(program.queued_s, program.begin_s)
 
 
 def _lacks(policy: object, method: str) -> PolicyError:
