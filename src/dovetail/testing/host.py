@@ -41,9 +41,8 @@ def random_workload(rng: Random, asks: bool = True) -> Workload:
                 wish = Asked(wish.job, "edit", facts=_edited(rng, came.facts, cores))
             arrivals.append((now, wish))
             continue
-        arrivals.append((now, _program(rng, f"p{i}", names, cores, asks)))
-        if asks:
-            arrivals[-1] = (now, _queued(rng, arrivals[-1][1], names, now, limits))
+        program = _program(rng, f"p{i}", names, cores, asks)
+        arrivals.append((now, _queued(rng, program, names, now, limits) if asks else program))
         names.append(f"p{i}")
     arrivals += [(now + 1.0, Asked(name, "resume")) for name in names]  # nobody stays paused for ever
     return Workload(cores, tuple(arrivals), {"program": program_graph("program", cores)})
@@ -71,7 +70,7 @@ def _program(rng: Random, name: str, names: list[str], cores: int, asks: bool) -
     return Arrived(name, "program", (rng.choice((60.0, rng.uniform(1, 500))),), facts=msgspec.to_builtins(ask))
 
 
-def _queued(rng: Random, event: Any, names: list[str], now: float, limits: dict[str, int]) -> Arrived:
+def _queued(rng: Random, event: Arrived, names: list[str], now: float, limits: dict[str, int]) -> Arrived:
     """The same program, now and then in a group, or after others, or at its time."""
     more: dict[str, Any] = {}
     if names and rng.random() < 0.1:
