@@ -275,6 +275,26 @@ def test_a_restarted_machine_is_told(shop: Workshop) -> None:
     assert found.exit == Exit(why="the machine was restarted while it ran")
 
 
+def test_a_quota_a_nice_value_and_a_weight_are_kept_where_they_can_be(shop: Workshop) -> None:
+    parents = (cgroups.find_parents(NAME) if shop.groups else None) or {}
+    quota, weighs = bool(parents) and cgroups.can_limit(parents, "cpu"), cgroups.can_limit(parents, "io")
+    assert (shop.executor.lacks(["nice", "cpu_quota"]) == "") is quota
+    assert (shop.executor.lacks(["nice", "io_weight"]) == "") is weighs
+    launch = shop.launch("a", sys.executable, "-c", "import os; print(os.getpriority(os.PRIO_PROCESS, 0))")
+    limits = {"cpu_quota": 0.5 if quota else None, "io_weight": 200 if weighs else None}
+    launch = msgspec.structs.replace(launch, nice=7, **limits)
+    shop.executor.start(launch)
+    assert shop.end().good
+    assert shop.log("a") == "7\n"
+    group = parents.get("cpu", parents.get("", Path())) / "a"
+    if quota:
+        files = ["cpu.max"] if "" in parents else ["cpu.cfs_quota_us", "cpu.cfs_period_us"]
+        most, period = (int(word) for name in files for word in (group / name).read_text().split())
+        assert most == 0.5 * period
+    shop.executor.clean(launch)
+    assert not quota or not group.exists()
+
+
 def test_what_does_not_run_cannot_be_changed(shop: Workshop) -> None:
     with pytest.raises(ExecutorError, match="a does not run"):
         shop.executor.pause("a")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 import threading
 import time
-from collections.abc import Container, Iterator, Sequence
+from collections.abc import Collection, Container, Iterator, Sequence
 from pathlib import Path
 
 import pytest
@@ -54,6 +54,9 @@ class Memory:
 
     def reach(self, image: str = "") -> None:
         pass
+
+    def lacks(self, limits: Collection[str]) -> str:
+        return ""
 
     def start(self, launch: ProgramLaunch) -> None:
         self._do(launch.run, "running", launch.cpus)

@@ -11,15 +11,17 @@ import time
 from collections.abc import Callable, Container, Sequence
 from contextlib import suppress
 from pathlib import Path
+from typing import Literal
 
 from dovetail.core.errors import InputError
 from dovetail.core.resources import devices_text
 
 ROOT = Path("/sys/fs/cgroup")
 _NEEDED = ("cpuset", "freezer", "cpuacct")
+_SHARES = ("cpu", "blkio")  # groups that are made for those alone who have a limit there
 _NOWHERE = Path("/nonexistent")
 _FREEZE_LIMIT_S = 5.0
-_PERIOD_US = 20_000  # of a share: short, so that a process runs evenly slower and not in bursts
+PERIOD_US = 20_000  # of a share: short, so that a process runs evenly slower and not in bursts
 
 
 def cpu_list(cpus: Sequence[int]) -> str:
@@ -74,9 +76,18 @@ class Groups:
     def _file(self, controller: str, name: str) -> Path:
         return self._at.get("" if self._version_2 else controller, _NOWHERE) / name
 
-    def make(self, cpus: Sequence[int], memory_mib: int | None = None) -> tuple[str, ...]:
-        """Make them; gives the files that a process writes itself into to enter."""
-        for folder in self._at.values():
+    def make(
+        self,
+        cpus: Sequence[int],
+        memory_mib: int | None = None,
+        cpu_quota: float | None = None,
+        io_weight: int | None = None,
+    ) -> tuple[str, ...]:
+        """Make them; gives the files that a process writes itself into to enter. The quota is in cores' worth of time,
+        the weight from 1 to 10,000, where 100 is everybody's."""
+        limits = dict(zip(_SHARES, (cpu_quota, io_weight), strict=True))
+        made = [folder for controller, folder in self._at.items() if limits.get(controller, 0) is not None]
+        for folder in made:
             folder.mkdir(exist_ok=True)
         if not self._version_2:
             memory = self._at["cpuset"].parent / "cpuset.mems"
@@ -85,10 +96,31 @@ class Groups:
         limit = self._file("memory", "memory.max" if self._version_2 else "memory.limit_in_bytes")
         if memory_mib is not None and limit.exists():
             limit.write_text(str(memory_mib << 20))
-        return tuple(str(folder / "cgroup.procs") for folder in self._at.values())
+        self._share(cpu_quota, io_weight)
+        return tuple(str(folder / "cgroup.procs") for folder in made)
+
+    def _share(self, cpu_quota: float | None, io_weight: int | None) -> None:
+        quota_us = None if cpu_quota is None else max(int(cpu_quota * PERIOD_US), 1000)
+        if quota_us is not None and self._version_2:
+            self._file("", "cpu.max").write_text(f"{quota_us} {PERIOD_US}")
+        elif quota_us is not None:
+            self._file("cpu", "cpu.cfs_period_us").write_text(str(PERIOD_US))
+            self._file("cpu", "cpu.cfs_quota_us").write_text(str(quota_us))
+        if io_weight is not None and self._version_2:
+            self._file("", "io.weight").write_text(f"default {io_weight}")
+        elif io_weight is not None:  # version 1 has weights from 10 to 1,000, where 500 is everybody's
+            found = _weight_file(self._at["blkio"]) or self._at["blkio"] / "blkio.weight"
+            found.write_text(str(min(max(5 * io_weight, 10), 1000)))
+
+    def peak_mib(self) -> float:
+        """The most memory that it ever had; 0 where nobody counts it."""
+        file = self._file("memory", "memory.peak" if self._version_2 else "memory.max_usage_in_bytes")
+        with suppress(OSError, ValueError):
+            return int(file.read_text()) / 2**20
+        return 0.0
 
     def exist(self) -> bool:
-        return all(folder.is_dir() for controller, folder in self._at.items() if controller != "memory")
+        return all(folder.is_dir() for controller, folder in self._at.items() if controller in ("", *_NEEDED))
 
     def lacked_memory(self) -> bool:
         """Whether the kernel had to end something because of the limit."""
@@ -179,7 +211,25 @@ def _version_1(name: str, root: Path, own: dict[str, Path]) -> dict[str, Path]:
         memory = root / "memory" / own["memory"] / name
         memory.mkdir(exist_ok=True)
         parents["memory"] = memory
+    for controller in _SHARES:
+        with suppress(OSError, KeyError):
+            folder = root / controller / own[controller] / name
+            folder.mkdir(exist_ok=True)
+            parents[controller] = folder
     return parents
+
+
+def _weight_file(group: Path) -> Path | None:
+    return next((file for name in ("blkio.bfq.weight", "blkio.weight") if (file := group / name).exists()), None)
+
+
+def can_limit(parents: dict[str, Path], what: Literal["cpu", "io"]) -> bool:
+    """Whether the time, or the weight, of a program's groups below these can be limited."""
+    if "" in parents:
+        with suppress(OSError):
+            return what in (parents[""] / "cgroup.subtree_control").read_text().split()
+        return False
+    return "cpu" in parents if what == "cpu" else "blkio" in parents and _weight_file(parents["blkio"]) is not None
 
 
 def _version_2(name: str, own: Path) -> dict[str, Path]:
@@ -191,8 +241,9 @@ def _version_2(name: str, own: Path) -> dict[str, Path]:
     folder.mkdir(exist_ok=True)
     (folder / "cgroup.subtree_control").write_text("+cpuset")
     for group in (above, folder):
-        with suppress(OSError):  # there may be no such controller
-            (group / "cgroup.subtree_control").write_text("+memory")
+        for controller in ("+memory", "+cpu", "+io"):
+            with suppress(OSError):  # there may be no such controller
+                (group / "cgroup.subtree_control").write_text(controller)
     if not os.access(folder / "cgroup.procs", os.W_OK) or not os.access(above / "cgroup.procs", os.W_OK):
         raise PermissionError(folder)
     return {"": folder}
@@ -220,7 +271,7 @@ class CpuShare:
     def __init__(self, pid: int, cores: float) -> None:
         if not 0.05 <= cores <= 4096:
             raise InputError(f"share: expected cores from 0.05, found {cores:g}")
-        quota_us = max(int(cores * _PERIOD_US), 1000)
+        quota_us = max(int(cores * PERIOD_US), 1000)
         version_1 = (ROOT / "cpu" / "cpu.cfs_quota_us").exists()
         parent = ROOT / "cpu" if version_1 else ROOT / own_groups().get("", "")
         self.group = parent / f"dovetail-{pid}"
@@ -230,10 +281,10 @@ class CpuShare:
         try:
             self.group.mkdir(exist_ok=True)  # a process of this number may have left one
             if version_1:
-                (self.group / "cpu.cfs_period_us").write_text(str(_PERIOD_US))
+                (self.group / "cpu.cfs_period_us").write_text(str(PERIOD_US))
                 (self.group / "cpu.cfs_quota_us").write_text(str(quota_us))
             else:
-                (self.group / "cpu.max").write_text(f"{quota_us} {_PERIOD_US}")
+                (self.group / "cpu.max").write_text(f"{quota_us} {PERIOD_US}")
             (self.group / "cgroup.procs").write_text(str(pid))
         except OSError as error:
             self.release()

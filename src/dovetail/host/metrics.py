@@ -63,6 +63,7 @@ class ProgramStatus(ProgramFigures, kw_only=True):
 
     asks: dict[str, float]  # cores and priority, as its user last wanted them
     devices: tuple[int, ...] = ()
+    gpus: tuple[int, ...] = ()
     since_s: float | None = None  # its last change, while an attempt has begun and its end is not known
     attempts: int = 0
     closed_s: float | None = None
@@ -152,6 +153,7 @@ class Programs:
                 row.attempts += 1
                 row.waiting_s += t - event.ready_s
                 row.status, row.why, row.devices, row.since_s = "running", event.why, event.devices, t
+                row.gpus = event.gpus
             case Resume() | Resize() | Pause():
                 self._pass(t, row)
                 paused = isinstance(event, Pause)
@@ -163,7 +165,7 @@ class Programs:
                 row.status, row.why = "stopping", event.why
             case Finished() | Failed():
                 self._pass(t, row)
-                row.devices, row.since_s, row.ended_s = (), None, t
+                row.devices, row.gpus, row.since_s, row.ended_s = (), (), None, t
                 row.status, row.why = "waiting", event.why if isinstance(event, Failed) else ""
                 if isinstance(event, Failed):
                     row.failures += 1

@@ -24,6 +24,7 @@ def up(
     cpus: str | None = None,
     control_groups: bool | None = None,
     docker: str | None = None,
+    gpus: str | None = None,
     foreground: Flag = False,
     state: Path | None = None,
 ) -> None:
@@ -57,6 +58,8 @@ def up(
         Use the kernel's control groups where they can be had.
     docker
         Address of the container engine, as unix:///run/docker.sock; by default from the environment.
+    gpus
+        Numbers of the GPUs to use, as 0,1, or none; by default all that the driver shows.
     foreground
         Stay, and show what goes wrong; for service managers.
     state
@@ -76,6 +79,7 @@ def up(
         "cpus": cpus,
         "control_groups": control_groups,
         "docker": docker,
+        "gpus": gpus,
     }
     if foreground:
         words = host.daemon_command(state, **given)

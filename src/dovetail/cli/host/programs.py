@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 from cyclopts import Parameter
 
@@ -35,6 +35,13 @@ def submit(
     work: float = 0.0,
     curve: str = "linear",
     rigid: Flag = False,
+    gpus: int = 0,
+    gpu_mem: str | None = None,
+    gpu_type: str = "",
+    gpu_pause: Literal["hold", "release"] = "hold",
+    cpu_quota: float | None = None,
+    io_weight: int | None = None,
+    nice: int | None = None,
     state: Path | None = None,
 ) -> None:
     """Submit a program; prints its number at once.
@@ -83,6 +90,20 @@ def submit(
         Its speed-up: linear, amdahl:0.9, table:1=100,2=60, fit:1=100,2=60,4=45.
     rigid
         Never change its cores while it runs.
+    gpus
+        GPUs to ask for; CUDA_VISIBLE_DEVICES names those that it gets.
+    gpu_mem
+        Memory that it needs on each, as 20g; others may share the rest. Without it the GPUs are its own.
+    gpu_type
+        What they are called, as a100.
+    gpu_pause
+        Whether it holds its GPUs while it is paused, or releases them for others.
+    cpu_quota
+        Cores' worth of time that it may use, as 1.5.
+    io_weight
+        Its weight among those who use a disk, 1 to 10000; 100 is everybody's.
+    nice
+        Its nice value, -20 to 19.
     state
         Folder of the daemon's state.
     """
@@ -107,6 +128,13 @@ def submit(
             work=work,
             curve=curve,
             rigid=rigid,
+            gpus=gpus,
+            gpu_mem=gpu_mem,
+            gpu_type=gpu_type,
+            gpu_pause=gpu_pause,
+            cpu_quota=cpu_quota,
+            io_weight=io_weight,
+            nice=nice,
         )
     print("\n".join(numbers))
 

@@ -17,9 +17,11 @@ from dovetail.host import connect, log_path
 
 if TYPE_CHECKING:
     from dovetail.host import DaemonInfo, LiveProgram
+    from dovetail.host.live.gpus import GpuStatus
 
-_COLUMNS = ("id", "name", "state", "cores", "desired", "actual", "cpus", "waiting", "ran", "cpu", "MiB", "exit", "why")
-_NARROW = ("id", "name", "state", "has/due/asked", "cpus", "waiting", "ran", "MiB", "why")
+_PLACES = ("id", "name", "state", "cores", "desired", "actual", "cpus", "gpus")
+_COLUMNS = (*_PLACES, "waiting", "ran", "cpu", "MiB", "exit", "why")
+_NARROW = ("id", "name", "state", "has/due/asked", "cpus", "gpus", "waiting", "ran", "MiB", "why")
 _LONGEST_NAME = 40
 _ENDED = 10  # programs that have ended are listed so far back, unless all are asked for
 _HAS_BEEN = {"completed": "was", "failed": "has", "cancelled": "was"}
@@ -37,6 +39,7 @@ def _cells(row: LiveProgram) -> list[Any]:
         row.desired,
         row.actual,
         ",".join(map(str, row.cpus)),
+        ",".join(map(str, row.gpus)),
         seconds(row.waiting_s),
         seconds(row.service_s),
         seconds(row.cpu_s),
@@ -86,6 +89,8 @@ def list_(*, all: Flag = False, format: Format = "table", state: Path | None = N
         print_json(rows)
         return
     print_table(_COLUMNS, map(_cells, rows))
+    for gpu in about.gpus:
+        print(_gpu_line(gpu))
     if about.trouble:
         print(f"\ntrouble: {about.trouble}")
 
@@ -118,6 +123,21 @@ def top_(*, every: float = 1.0, once: Flag = False, state: Path | None = None) -
             return
 
 
+def _gpu_line(gpu: GpuStatus) -> str:
+    """What is used of a GPU, in a line.
+
+    >>> from dovetail.host.live.gpus import GpuStatus
+    >>> _gpu_line(GpuStatus(0, "NVIDIA L4", 23034, 11000.4, 0.87, ("3", "5")))
+    'GPU 0 NVIDIA L4: 87 % in use, 11000 of 23034 MiB; programs 3, 5'
+    >>> _gpu_line(GpuStatus(1, "NVIDIA L4", 23034))
+    'GPU 1 NVIDIA L4: 23034 MiB; no program'
+    """
+    use = "" if gpu.use is None else f"{100 * gpu.use:.0f} % in use, "
+    used = "" if gpu.used_mib is None else f"{gpu.used_mib:.0f} of "
+    told = f"programs {', '.join(gpu.programs)}" if gpu.programs else "no program"
+    return printable(f"GPU {gpu.number} {gpu.type}: {use}{used}{gpu.memory_mib} MiB; {told}")
+
+
 def _screen(rows: list[LiveProgram], about: DaemonInfo) -> Any:
     from rich import box
     from rich.table import Table
@@ -127,14 +147,15 @@ def _screen(rows: list[LiveProgram], about: DaemonInfo) -> Any:
     title = f"{sum(row.actual for row in rows)} of {len(about.cpus)} cores in use; {counts}; paused programs hold "
     title += f"{about.paused_memory_mib:.0f} MiB"
     table = Table(title=title, title_justify="left", box=box.SIMPLE, padding=(0, 1, 0, 0), expand=True)
-    for column in _NARROW:  # in a narrow window the words get short, not the figures
+    columns = [column for column in _NARROW if about.gpus or column != "gpus"]
+    for column in columns:  # in a narrow window the words get short, not the figures
         table.add_column(column, no_wrap=column not in ("name", "why"))
     for row in rows:
         shown = (Text("" if cell is None else printable(str(cell))) for cell in _cells(row))
         cells = dict(zip(_COLUMNS, shown, strict=True))
         cells["has/due/asked"] = Text(f"{row.actual}/{row.desired}/{row.cores}")
-        table.add_row(*(cells[column] for column in _NARROW))
-    table.caption = about.trouble or None
+        table.add_row(*(cells[column] for column in columns))
+    table.caption = Text("\n".join(filter(None, [*map(_gpu_line, about.gpus), about.trouble])), justify="left") or None
     return table
 
 

@@ -77,6 +77,9 @@ def become(launch: dict, errors: int) -> None:  # type: ignore[type-arg]
                 file.write("0")
         if launch["groups"]:  # from here on the group alone binds it: a choice of its own would outlast a change
             os.sched_setaffinity(0, range(os.cpu_count() or 1))
+        if launch.get("nice") is not None:
+            step = f"run at nice {launch['nice']}"
+            os.setpriority(os.PRIO_PROCESS, 0, launch["nice"])
         step = f"open its log {launch['log']}"
         log = os.open(launch["log"], os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
         os.dup2(os.open(os.devnull, os.O_RDONLY), 0)

@@ -69,8 +69,8 @@ class ProgramBook:
         """The attempt that comes next, or is under way: the one after all that have ended."""
         return f"{job}-{len(self.ends[job].exits) + 1}"
 
-    def launch(self, job: str, cpus: Sequence[int]) -> ProgramLaunch:
-        """All that it takes to start that attempt."""
+    def launch(self, job: str, cpus: Sequence[int], gpus: Sequence[int] | None = None) -> ProgramLaunch:
+        """All that it takes to start that attempt; `gpus` None: this machine has none to give."""
         spec, run = self.specs[job], self.run_name(job)
         folder, attempt = self.folder / "runs" / run, len(self.ends[job].exits) + 1
         return ProgramLaunch(
@@ -80,11 +80,15 @@ class ProgramBook:
             folder=str(folder),
             log=str(self.log_of(job)),
             cwd=spec.cwd,
-            env=environment(spec, job, attempt, len(cpus), str(folder / "control")),
+            env=environment(spec, job, attempt, len(cpus), str(folder / "control"), gpus),
             image=spec.image,
             memory_mib=spec.memory_mib,
             network=spec.network,
             grace_s=spec.grace_s,
+            gpus=tuple(gpus or ()),
+            cpu_quota=spec.cpu_quota,
+            io_weight=spec.io_weight,
+            nice=spec.nice,
         )
 
     def note_end(self, job: str, outcome: Exit, cpu_s: float) -> None:

@@ -16,12 +16,14 @@ from msgspec import Struct
 
 from dovetail.core.errors import DovetailError, InputError
 from dovetail.core.service.access import AnyPath, state_folder
+from dovetail.host.live.gpus import GpuStatus
 from dovetail.host.live.status import LiveProgram, belongs
 
 if TYPE_CHECKING:
     from dovetail.core.files import Source
     from dovetail.core.rates import RateTable
     from dovetail.host.inputs.requests import Delays
+    from dovetail.host.program import GpuPause
     from dovetail.host.simulate import HostRun
 
 SOCKET = "host.sock"
@@ -51,6 +53,7 @@ class DaemonInfo(Struct, frozen=True):
     programs: dict[str, int]
     paused_memory_mib: float
     trouble: str
+    gpus: tuple[GpuStatus, ...] = ()
 
 
 class PastEvent(Struct, frozen=True):
@@ -226,6 +229,13 @@ class Client:
         work: float = 0.0,
         curve: str = "linear",
         rigid: bool = False,
+        gpus: int = 0,
+        gpu_mem: str | int | None = None,
+        gpu_type: str = "",
+        gpu_pause: GpuPause = "hold",
+        cpu_quota: float | None = None,
+        io_weight: int | None = None,
+        nice: int | None = None,
     ) -> Numbers:
         """Submit a program, or an array of them; gives their numbers at once.
 
@@ -245,8 +255,15 @@ class Client:
             Core-seconds that it takes, if that is known, and its speed-up, as `load` takes them.
         rigid
             Never change its cores while it runs.
+        gpus, gpu_mem, gpu_type, gpu_pause
+            GPUs to ask for; memory on each, as "20g" or in MiB, by default all of it; what they are called, as "a100";
+            whether it holds them while it is paused, or lets others have them.
+        cpu_quota, io_weight, nice
+            Cores' worth of time that it may use; its weight among those who use a disk, where 100 is everybody's; its
+            nice value.
         """
         from dovetail.core.files import checked
+        from dovetail.host.gpus import parse_mib
         from dovetail.host.live.specs import Spec
 
         variables = checked(env or {}, dict[str, str], "env")
@@ -269,6 +286,13 @@ class Client:
             "work_s": work,
             "curve": curve,
             "malleable": not rigid,
+            "gpus": gpus,
+            "gpu_mem_mib": None if gpu_mem is None else parse_mib(gpu_mem),
+            "gpu_type": gpu_type,
+            "gpu_pause": gpu_pause,
+            "cpu_quota": cpu_quota,
+            "io_weight": io_weight,
+            "nice": nice,
         }
         numbers: Numbers = self.ask("submit", spec=msgspec.to_builtins(checked(spec, Spec)), array=array)
         return numbers

@@ -55,6 +55,7 @@ class Attempt(Struct, eq=False):
     settled: tuple[int, ...] | None = None
     trouble: str = ""  # what keeps it from getting there, in words
     usage: Usage | None = None  # as it was last seen
+    gpu_mib: float = 0.0  # likewise
 
     @property
     def run(self) -> str:
@@ -65,11 +66,17 @@ class Reconciler:
     """The live executor of a service: what the scheduler orders, for programs in the book, on these processors."""
 
     def __init__(
-        self, inbox: Inbox, book: ProgramBook, executors: ExecutorTable, control: Control, cpus: Sequence[int]
+        self,
+        inbox: Inbox,
+        book: ProgramBook,
+        executors: ExecutorTable,
+        control: Control,
+        cpus: Sequence[int],
+        gpus: Sequence[int] = (),
     ) -> None:
         self._inbox, self._book, self._executors, self._control = inbox, book, executors, control
         executors.report_to(self.ended, self.paused)
-        self._cpus = tuple(cpus)  # the processor behind each device
+        self._cpus, self._gpus = tuple(cpus), tuple(gpus)  # the processor behind each device, and the GPUs
         self._lock = threading.RLock()
         self._attempts: dict[str, Attempt] = {}  # by program: those that have not ended
         self._runs: dict[str, Attempt] = {}  # the same by name
@@ -87,7 +94,7 @@ class Reconciler:
         with self._lock:
             for order in of_programs:
                 if type(order) is Start:
-                    self._attempt(order.job, order.devices)
+                    self._attempt(order.job, order.devices, order.gpus)
                 elif order.job in self._attempts:  # if not, it has ended, and that is about to be heard
                     self._want(self._attempts[order.job], order)
             for order in of_programs:
@@ -103,9 +110,9 @@ class Reconciler:
         elif not isinstance(order, Start):
             attempt.wanted, attempt.cpus = "run", frozenset(self._real(order.devices))
 
-    def _attempt(self, job: str, devices: Sequence[int]) -> Attempt:
+    def _attempt(self, job: str, devices: Sequence[int], gpus: Sequence[int]) -> Attempt:
         cpus = self._real(devices)
-        launch = self._book.launch(job, cpus)
+        launch = self._book.launch(job, cpus, [self._gpus[gpu] for gpu in gpus] if self._gpus else None)
         attempt = Attempt(job, launch, self._executors.get(launch.image), "run", frozenset(cpus))
         self._attempts[job] = self._runs[launch.run] = attempt
         return attempt
@@ -113,9 +120,9 @@ class Reconciler:
     def _real(self, devices: Sequence[int]) -> tuple[int, ...]:
         return tuple(self._cpus[device] for device in devices)
 
-    def adopt(self, job: str, wanted: Wanted, devices: Sequence[int], stop_why: str) -> None:
+    def adopt(self, job: str, wanted: Wanted, devices: Sequence[int], stop_why: str, gpus: Sequence[int] = ()) -> None:
         """After a restart: an attempt that ought to be, before `restore` looks for all of them."""
-        attempt = self._attempt(job, devices)
+        attempt = self._attempt(job, devices, gpus)
         attempt.wanted, attempt.stop_why, attempt.state = wanted, stop_why, "unknown"
 
     def restore(self, desired: Mapping[tuple[str, str], tuple[int, ...]], now: float) -> None:

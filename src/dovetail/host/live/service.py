@@ -24,10 +24,12 @@ from dovetail.core.events import Asked, Failed, Finished, Measured
 from dovetail.core.inbox import Inbox
 from dovetail.core.service.clock import LastingClock
 from dovetail.core.service.store import Store, StoreError
+from dovetail.host.gpus import never_fits
 from dovetail.host.live.book import ProgramBook
 from dovetail.host.live.control import Control
 from dovetail.host.live.executors import NotNowError
 from dovetail.host.live.executors.table import ExecutorTable
+from dovetail.host.live.gpus import GpuWatch
 from dovetail.host.live.rates import rate_table
 from dovetail.host.live.reconciler import Attempt, Reconciler
 from dovetail.host.live.samples import Samples
@@ -40,6 +42,7 @@ from dovetail.host.simulate import machine
 _SAMPLE_EVERY_S = 1.0
 _FULL_RETRY_S = 1.0
 _ANSWER_LIMIT_S = 30.0
+LIMITS = ("cpu_quota", "io_weight", "nice")  # of a program, which not every executor can keep
 ASKS = {"pause": False, "resume": False, "resize": True, "priority": True, "cancel": False, "requeue": False}
 
 
@@ -61,9 +64,10 @@ class Service:
         self._inbox = Inbox()
         self._status = Programs(setup.cores)
         self._control = Control()
-        self._samples = Samples(self._inbox, self._control)
+        self._gpus = GpuWatch(setup.policies.gpus)
+        self._samples = Samples(self._inbox, self._control, self._gpus)
         self._closing = threading.Event()
-        self._reconciler = Reconciler(self._inbox, self._book, self._executors, self._control, setup.cpus)
+        self._reconciler = Reconciler(self._inbox, self._book, self._executors, self._control, setup.cpus, setup.gpus)
 
     # --- the loop ---------------------------------------------------------------------------------------
 
@@ -74,7 +78,7 @@ class Service:
             self._status.step(*step)
         for row in self._status.rows.values():
             if row.wanted:
-                self._reconciler.adopt(row.program, row.wanted, row.devices, row.why)
+                self._reconciler.adopt(row.program, row.wanted, row.devices, row.why, row.gpus)
         self._tidy()
         for job in sorted(self._book.specs.keys() - self._status.rows.keys(), key=_by_number):
             self._inbox.put(self._book.specs[job].arrival(job, self.setup.cores))
@@ -162,7 +166,12 @@ class Service:
     def submit(self, spec: Spec, array: int | None = None) -> list[str]:
         """Keep a program, or an array of them, and let it arrive; gives their numbers."""
         spec.check(self.setup.cores)
-        self._executors.get(spec.image).reach(spec.image)  # if there is no engine or no image, say so now
+        if never := never_fits(self.setup.policies.gpus, spec.ask(self.setup.cores)):
+            raise InputError(f"gpus: {never}")
+        executor = self._executors.get(spec.image)
+        executor.reach(spec.image)  # if there is no engine or no image, say so now
+        if lacks := executor.lacks([name for name in LIMITS if getattr(spec, name) is not None]):
+            raise InputError(lacks)
         with self._lock:
             added = self._book.add(spec, array)
             self._inbox.extend([each.arrival(job, self.setup.cores) for job, each in added.items()])
@@ -237,6 +246,8 @@ class Service:
                 each.code if each.code is not None else each.signal and -each.signal for each in ends.exits
             ),
             log=str(self._book.log_of(job)),
+            gpus=tuple(self._gpus.gpus[gpu].number or 0 for gpu in row.gpus),
+            peak_mib=max((each.peak_mib or 0.0 for each in ends.exits), default=0.0),
         )
         attempt = self._reconciler.attempt(job)
         return told if attempt is None else replace(told, **self._of_attempt(attempt, told))
@@ -247,7 +258,9 @@ class Service:
         if attempt.trouble:
             found["why"] = f"{told.why}; {attempt.trouble}" if told.why else attempt.trouble
         if attempt.usage is not None:
-            found |= {"cpu_s": told.cpu_s + attempt.usage.cpu_s, "memory_mib": attempt.usage.memory_mib}
+            used = attempt.usage
+            found |= {"cpu_s": told.cpu_s + used.cpu_s, "memory_mib": used.memory_mib, "swap_mib": used.swap_mib}
+            found |= {"peak_mib": max(told.peak_mib, used.peak_mib), "gpu_memory_mib": attempt.gpu_mib}
         line = self._control.line(attempt.run)
         if line is not None and line.hello is not None:
             found |= {"threads": line.threads, "step": line.progress.step, "rate": line.progress.rate}
@@ -257,6 +270,10 @@ class Service:
     def about(self) -> dict[str, Any]:
         """The service as a whole."""
         programs = self.listing()
+        on: dict[int, list[str]] = {}
+        for program in programs:
+            for gpu in program.gpus:
+                on.setdefault(gpu, []).append(program.id)
         states = [program.state for program in programs if program.arrived_s is not None]
         return {
             "pid": os.getpid(),
@@ -267,6 +284,7 @@ class Service:
             "programs": {state: states.count(state) for state in sorted(set(states))},
             "paused_memory_mib": sum(program.memory_mib for program in programs if program.state == "paused"),
             "trouble": self.trouble,
+            "gpus": self._gpus.status(on),
         }
 
     def past(self, job: str) -> list[dict[str, Any]]:

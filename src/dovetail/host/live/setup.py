@@ -23,6 +23,7 @@ from dovetail.core.service.access import own_folder
 from dovetail.core.service.clock import LastingClock
 from dovetail.core.service.store import Store
 from dovetail.core.tasks import TaskGraph
+from dovetail.host.live.gpus import find_gpus
 from dovetail.host.metrics import Programs
 from dovetail.host.options import HostOptions
 from dovetail.host.program import CORE, program_graph
@@ -40,6 +41,7 @@ class RequestedSettings(Struct, frozen=True, omit_defaults=True):
     cpus: tuple[int, ...] | None = None
     groups: bool | None = None
     docker: str | None = None
+    gpus: tuple[int, ...] | None = None
 
 
 class HostSetup(Struct, frozen=True):
@@ -55,6 +57,11 @@ class HostSetup(Struct, frozen=True):
     @property
     def cores(self) -> int:
         return len(self.cpus)
+
+    @property
+    def gpus(self) -> tuple[int, ...]:
+        """The driver's number of each GPU."""
+        return tuple(gpu.number or 0 for gpu in self.policies.gpus)
 
     @property
     def policies(self) -> HostOptions:
@@ -104,11 +111,16 @@ def set_up(folder: Path, wish: RequestedSettings) -> tuple[HostSetup, Store]:
 
 
 def _wished(wish: RequestedSettings, before: HostSetup | None) -> HostSetup:
+    anew = before is None or wish.options is not None
     if before is None:
         before = HostSetup(secrets.token_hex(4), time.time(), tuple(sorted(os.sched_getaffinity(0))), {})
     options = before.options if wish.options is None else wish.options
     if "memory_mib" not in options:
         options = options | {"memory_mib": os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") >> 20}
+    if anew or wish.gpus is not None:
+        gpus = find_gpus(wish.gpus)
+        options = {name: value for name, value in options.items() if name != "gpus"}
+        options |= {"gpus": msgspec.to_builtins(list(gpus))} if gpus else {}
     if options.get("profile", "clean") != "clean":
         raise InputError(
             "profile: the older scheduler's decisions can be simulated only: it knew no pause and no cancel"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -15,7 +15,7 @@ from dovetail.host import agent
 from dovetail.host.curves import curve as speed_up
 from dovetail.host.live.executors import GRACE_S
 from dovetail.host.live.executors.docker import CONTROL_FOLDER
-from dovetail.host.program import Ask
+from dovetail.host.program import Ask, GpuPause
 
 _THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMEXPR_NUM_THREADS")
 
@@ -44,6 +44,13 @@ class Spec(Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown
     work_s: float = 0.0
     curve: str = "linear"
     malleable: bool = True
+    gpus: int = 0
+    gpu_mem_mib: int | None = None
+    gpu_type: str = ""
+    gpu_pause: GpuPause = "hold"
+    cpu_quota: float | None = None
+    io_weight: int | None = None
+    nice: int | None = None
 
     @property
     def title(self) -> str:
@@ -67,15 +74,22 @@ class Spec(Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown
             ("work_s", self.work_s, 0 <= self.work_s < float("inf"), "core-seconds"),
             ("command", list(self.command), not any("\0" in word for word in self.command), "no null character"),
             ("env", unusable, unusable is None, "names without =, and no null character"),
+            ("gpus", self.gpus, self.gpus >= 0, "0 or more"),
+            ("gpu_mem", self.gpu_mem_mib, self.gpu_mem_mib is None or self.gpu_mem_mib > 0, "memory, as 20g"),
+            ("gpu_mem", self.gpu_mem_mib, self.gpu_mem_mib is None or self.gpus, "--gpus beside it"),
+            ("gpu_type", self.gpu_type, not self.gpu_type or self.gpus, "--gpus beside it"),
+            ("cpu_quota", self.cpu_quota, self.cpu_quota is None or 0.05 <= self.cpu_quota <= 4096, "cores, from 0.05"),
+            ("io_weight", self.io_weight, self.io_weight is None or 1 <= self.io_weight <= 10_000, "1 to 10000"),
+            ("nice", self.nice, self.nice is None or -20 <= self.nice <= 19, "-20 to 19"),
             ("network", self.network, self.image or not self.network, "an image: a process has the machine's network"),
             ("cwd", self.cwd, self.image or os.path.isdir(self.cwd), "a folder"),
         ):
             if not fine:
                 raise InputError(f"{what}: found {found!r}, expected {expected}")
 
-    def arrival(self, job: str, cores: int) -> Arrived:
-        """What the scheduler hears of it."""
-        ask = Ask(
+    def ask(self, cores: int) -> Ask:
+        """What the scheduler is to know of it."""
+        return Ask(
             cores=self.cores,
             least=self.least,
             most=None if self.most is None else min(self.most, cores),
@@ -86,13 +100,23 @@ class Spec(Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown
             limit_s=self.limit_s,
             retries=self.retries,
             malleable=self.malleable,
+            gpus=self.gpus,
+            gpu_mem_mib=self.gpu_mem_mib,
+            gpu_type=self.gpu_type,
+            gpu_pause=self.gpu_pause,
         )
-        facts: dict[str, Any] = msgspec.to_builtins(ask)
+
+    def arrival(self, job: str, cores: int) -> Arrived:
+        """What the scheduler hears of it."""
+        facts: dict[str, Any] = msgspec.to_builtins(self.ask(cores))
         return Arrived(job, "program", (self.work_s,), facts=facts)
 
 
-def environment(spec: Spec, job: str, attempt: int, cores: int, control: str) -> dict[str, str]:
-    """A program's variables: as many threads as it has cores, which wait without spinning. Its own wish comes first.
+def environment(
+    spec: Spec, job: str, attempt: int, cores: int, control: str, gpus: Sequence[int] | None = None
+) -> dict[str, str]:
+    """A program's variables: as many threads as it has cores, which wait without spinning. Its own wish comes first,
+    but for the GPUs that it asked for; where there are `gpus` and it asked for none, it sees none unless it says so.
 
     TensorFlow cannot change its threads later, but bears more of them than cores: it begins with its most.
     """
@@ -105,7 +129,10 @@ def environment(spec: Spec, job: str, attempt: int, cores: int, control: str) ->
         agent.FOLDER: CONTROL_FOLDER if spec.image else control,
         "DOVETAIL_ATTEMPT": str(attempt),
     }
-    return ours | spec.env
+    if gpus is None or spec.image:  # a container sees those that the engine gives it
+        return ours | spec.env
+    seen = {"CUDA_DEVICE_ORDER": "PCI_BUS_ID", "CUDA_VISIBLE_DEVICES": ",".join(map(str, gpus))}
+    return ours | spec.env | seen if gpus else ours | seen | spec.env
 
 
 def array_environment(env: Mapping[str, str], index: int, size: int) -> dict[str, str]:

@@ -41,6 +41,7 @@ class DaemonSettings(TypedDict, total=False):
     cpus: str | Iterable[int] | None
     control_groups: bool | None
     docker: str | None
+    gpus: str | Iterable[int] | None
 
 
 def up(folder: str | PathLike[str] | None = None, **settings: Unpack[DaemonSettings]) -> Client:
@@ -56,7 +57,8 @@ def up(folder: str | PathLike[str] | None = None, **settings: Unpack[DaemonSetti
         plan, assign, preemptive, quantum, age_step and overtaking as `simulate` takes them, the policies by name;
         memory_mib: memory that programs may declare in all, by default the machine's; option: a dict of further options
         of the scheduler; cpus: processors to use, as "0-3,8" or numbers, by default all that this process may use;
-        control_groups: whether to use the kernel's where they can be had; docker: address of the container engine.
+        control_groups: whether to use the kernel's where they can be had; docker: address of the container engine;
+        gpus: numbers of those to use, as "0,1" or "none", by default all that the driver shows.
     """
     wish, place = _wish(settings), daemon_folder(folder)
     claim_folder(place)
@@ -76,7 +78,8 @@ def _wish(given: DaemonSettings) -> RequestedSettings:
     if unknown := given.keys() - DaemonSettings.__annotations__.keys():
         raise TypeError(f"unexpected keyword argument {min(unknown)!r}")
     values: dict[str, Any] = {**given}
-    cpus, groups, docker, more = (values.pop(name, None) for name in ("cpus", "control_groups", "docker", "option"))
+    names = ("cpus", "control_groups", "docker", "option", "gpus")
+    cpus, groups, docker, more, gpus = (values.pop(name, None) for name in names)
     more = checked(more or {}, dict[str, Any], "option")
     values = {**values, "preemptive": values.get("preemptive") or None, **more}
     options = {name: _absolute(value) for name, value in values.items() if value is not None}
@@ -87,8 +90,17 @@ def _wish(given: DaemonSettings) -> RequestedSettings:
         chosen = None if cpus is None else tuple(sorted(parse_cpus(cpus) if isinstance(cpus, str) else cpus))
     except (ValueError, TypeError):
         raise InputError(f"cpus {cpus}: expected processors, as 0-3,8") from None
+    try:
+        seen = None if gpus is None else () if gpus == "none" else tuple(_numbers(gpus))
+    except (ValueError, TypeError):
+        raise InputError(f"gpus {gpus}: expected numbers of GPUs, as 0,1, or none") from None
     wish = {"options": wanted.as_dict() if options else None, "cpus": chosen, "groups": groups, "docker": docker}
+    wish["gpus"] = seen
     return checked(wish, RequestedSettings)
+
+
+def _numbers(given: str | Iterable[int]) -> list[int]:
+    return sorted(parse_cpus(given) if isinstance(given, str) else given)
 
 
 def _absolute(value: Any) -> Any:

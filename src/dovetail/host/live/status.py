@@ -14,8 +14,8 @@ class LiveProgram(Struct, frozen=True, kw_only=True):
     """One program. `cores` is what it asks for, `desired` what it ought to have, `actual` what it has, on these `cpus`.
 
     `arrived_s` is in seconds since the service first began, None for one that has only just come; `exit` tells how its
-    last attempt ended, `exit_codes` how each did (a signal is negative). `threads` and what follows is what its agent
-    says, if it has one.
+    last attempt ended, `exit_codes` how each did (a signal is negative). `threads` to `answered_s` is what its agent
+    says, if it has one. `gpus` are the driver's numbers; `peak_mib` is the most memory that an attempt had.
     """
 
     id: str
@@ -47,6 +47,10 @@ class LiveProgram(Struct, frozen=True, kw_only=True):
     rate: float | None = None
     acknowledged: bool | None = None
     answered_s: float | None = None
+    gpus: tuple[int, ...] = ()
+    gpu_memory_mib: float = 0.0
+    peak_mib: float = 0.0
+    swap_mib: float = 0.0
 
     @property
     def closed(self) -> bool:

@@ -6,7 +6,7 @@ run a program has a name, its `run`, and is started at most once, however often 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container, Sequence
+from collections.abc import Callable, Collection, Container, Sequence
 from typing import Literal, Protocol
 
 from msgspec import Struct
@@ -39,6 +39,10 @@ class ProgramLaunch(Struct, frozen=True, kw_only=True):
     memory_mib: int | None = None
     network: bool = False
     grace_s: float = GRACE_S
+    gpus: tuple[int, ...] = ()  # by the driver's numbers
+    cpu_quota: float | None = None  # cores' worth of time
+    io_weight: int | None = None
+    nice: int | None = None
 
 
 class Exit(Struct, frozen=True, omit_defaults=True):
@@ -72,10 +76,13 @@ class FoundAttempt(Struct, frozen=True):
 
 
 class Usage(Struct, frozen=True):
-    """Processor time used so far, and memory held now."""
+    """Processor time used so far, memory held now, what of it is swapped out, the most there was; and by whom."""
 
     cpu_s: float
     memory_mib: float
+    swap_mib: float = 0.0
+    peak_mib: float = 0.0
+    processes: tuple[int, ...] = ()
 
 
 Ended = Callable[[str, Exit], None]
@@ -87,6 +94,10 @@ class ProgramExecutor(Protocol):
 
     def reach(self, image: str = "") -> None:
         """Raise an error unless programs of this image can be run now."""
+        ...
+
+    def lacks(self, limits: Collection[str]) -> str:
+        """Which of these limits cannot be kept here, and why; or nothing. They are fields of a launch."""
         ...
 
     def start(self, launch: ProgramLaunch) -> None:

@@ -9,10 +9,12 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Container, Iterator, Sequence
+from collections.abc import Collection, Container, Iterator, Sequence
 from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 from typing import Any
+
+from msgspec.structs import replace
 
 from dovetail.core import cgroups
 from dovetail.core.cgroups import cpu_list, parse_cpus
@@ -125,10 +127,20 @@ class DockerExecutor:
                 security_opt=["no-new-privileges"],
                 cap_drop=["ALL"],
                 pids_limit=_MOST_PROCESSES,
+                device_requests=[self._gpus(launch.gpus)] if launch.gpus else None,
+                blkio_weight=launch.io_weight,
+                **_quota(launch.cpu_quota),
                 volumes={str(control): {"bind": CONTROL_FOLDER, "mode": "rw"}},
             )
         except self._errors.ImageNotFound:
             raise _no_image(launch.image) from None
+
+    def _gpus(self, gpus: Sequence[int]) -> Any:
+        """What the engine's runtime lets a container see, numbered from 0 inside."""
+        return self._docker.types.DeviceRequest(device_ids=[str(gpu) for gpu in gpus], capabilities=[["gpu"]])
+
+    def lacks(self, limits: Collection[str]) -> str:
+        return "nice: a container has none; its share is its cores" if "nice" in limits else ""
 
     def find(self, launch: ProgramLaunch) -> FoundAttempt:
         with self._asking(launch.run, "look for"):
@@ -260,7 +272,7 @@ class DockerExecutor:
             pid = self._ours(run).attrs["State"]["Pid"]
             groups = cgroups.groups_of(pid)
             members = [found for each in groups.processes() if (found := proc.read(each)) is not None]
-            return Usage(groups.cpu_s(), proc.use(members).memory_mib)
+            return replace(proc.use(members), cpu_s=groups.cpu_s())
         return None
 
     def _copy_log(self, launch: ProgramLaunch) -> None:
@@ -298,6 +310,10 @@ class DockerExecutor:
         self._watcher.join(timeout=5)
         if self._engine is not None:
             self._engine.close()
+
+
+def _quota(cores: float | None) -> dict[str, int]:
+    return {} if cores is None else {"cpu_period": cgroups.PERIOD_US, "cpu_quota": int(cores * cgroups.PERIOD_US)}
 
 
 def _no_image(image: str) -> ExecutorError:

@@ -84,7 +84,17 @@ def family(ancestor: int) -> list[Process]:
 
 def use(processes: Iterable[Process]) -> Usage:
     listed = list(processes)
-    return Usage(sum(p.cpu_s for p in listed), sum(p.memory_mib for p in listed))
+    pids, memory = tuple(p.pid for p in listed), sum(p.memory_mib for p in listed)
+    return Usage(sum(p.cpu_s for p in listed), memory, sum(map(swapped_mib, pids)), memory, pids)
+
+
+def swapped_mib(pid: int) -> float:
+    """What of a process's memory is on disk."""
+    with suppress(OSError), open(f"/proc/{pid}/status", "rb") as file:
+        for line in file:
+            if line.startswith(b"VmSwap:"):
+                return int(line.split()[1]) / 1024
+    return 0.0
 
 
 def send(processes: Iterable[Process], number: int) -> None:

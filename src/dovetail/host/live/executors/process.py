@@ -15,7 +15,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Container, Sequence
+from collections.abc import Callable, Collection, Container, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
@@ -39,6 +39,14 @@ from dovetail.host.live.executors import (
 )
 
 _KILL_LIMIT_S = 5.0
+_BY_GROUPS: dict[str, Callable[[dict[str, Path]], bool]] = {
+    "cpu_quota": lambda parents: cgroups.can_limit(parents, "cpu"),
+    "io_weight": lambda parents: cgroups.can_limit(parents, "io"),
+}
+
+
+def _enter(groups: cgroups.Groups, launch: ProgramLaunch) -> tuple[str, ...]:
+    return groups.make(launch.cpus, launch.memory_mib, launch.cpu_quota, launch.io_weight)
 
 
 class _ProcessName(Struct):
@@ -94,6 +102,13 @@ class ProcessExecutor:
     def reach(self, image: str = "") -> None:
         pass
 
+    def lacks(self, limits: Collection[str]) -> str:
+        parents = self._parents
+        kept = {limit for limit, can in _BY_GROUPS.items() if parents is not None and can(parents)}
+        left = sorted(_BY_GROUPS.keys() & set(limits) - kept)
+        why = "no control group can be made here" if parents is None else "the kernel has no controller for it here"
+        return f"{left[0]}: {why}" if left else ""
+
     # --- starting and finding again ---------------------------------------------------------------
 
     def start(self, launch: ProgramLaunch) -> None:
@@ -102,7 +117,7 @@ class ProcessExecutor:
         folder = Path(launch.folder)
         folder.mkdir(parents=True, exist_ok=True)
         groups = self._groups(launch)
-        order = msgspec.to_builtins(launch) | {"groups": groups.make(launch.cpus, launch.memory_mib) if groups else ()}
+        order = msgspec.to_builtins(launch) | {"groups": _enter(groups, launch) if groups else ()}
         if groups:
             groups.freeze(False)
         part = folder / "launch.part"
@@ -264,8 +279,10 @@ class ProcessExecutor:
         which = self._runs.get(run)
         if which is None:
             return None
-        members = proc.use(which.members())
-        return Usage(which.groups.cpu_s(), members.memory_mib) if which.groups else members
+        used, groups = proc.use(which.members()), which.groups
+        if groups is None:
+            return used
+        return msgspec.structs.replace(used, cpu_s=groups.cpu_s(), peak_mib=max(groups.peak_mib(), used.memory_mib))
 
     def clean(self, launch: ProgramLaunch) -> None:
         if groups := self._groups(launch):
