@@ -9,6 +9,8 @@ containers: the same in containers, over the same calls of the Docker SDK (--doc
 resizes: how long a program takes to take up a new number of cores, over one of its steps: from when the target is
 written, and from the user's request, as seen by somebody who asks every 20 ms; its busy threads after that.
 sharing: six training programs on two cores, each policy's throughput over that of all six at once without control.
+ways: batches of programs by the daemon and as people run them: all at once, `parallel -j`, one by one, `make -j`.
+fidelity: CPU-bound programs under every planning, simulated over live.
 """
 
 from __future__ import annotations
@@ -28,7 +30,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from bench import show
+from bench import _host_ways, show
 from dovetail.core import cgroups
 from dovetail.core.engine import replay
 from dovetail.core.journal import Reader
@@ -46,11 +48,15 @@ WAIT = "import time; print('up', flush=True); time.sleep(1000)"
 
 def main() -> None:
     parts = {"kills": kills, "overheads": overheads, "containers": containers, "resizes": resizes, "sharing": sharing}
+    parts |= {"ways": ways, "fidelity": fidelity}
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("parts", nargs="*", help=f"of {', '.join(parts)}; all by default")
     parser.add_argument("--kills", type=int, default=50)
     parser.add_argument("--programs", type=int, default=200)
     parser.add_argument("--steps", type=int, default=60, help="of each training program")
+    parser.add_argument("--scale", type=float, default=1.0, help="of the programs of ways and fidelity")
+    parser.add_argument("--repeats", type=int, default=3, help="of ways")
+    parser.add_argument("--families", nargs="*", default=(), help="of the programs of ways; all by default")
     parser.add_argument("--docker", help="address of an engine; by default from the environment")
     parser.add_argument("--image", default="busybox")
     arguments = parser.parse_args()
@@ -296,6 +302,14 @@ def sharing(folder: Path, arguments: argparse.Namespace) -> dict[str, Any]:
         found["throughput_over_that"][assign] = round(at_once_s / (time.monotonic() - began), 3)
         daemon.clean_up()
     return found
+
+
+def ways(folder: Path, arguments: argparse.Namespace) -> dict[str, Any]:
+    return _host_ways.compare(folder, arguments.scale, arguments.repeats, arguments.families)
+
+
+def fidelity(folder: Path, arguments: argparse.Namespace) -> dict[str, Any]:
+    return _host_ways.fidelity(folder, arguments.scale)
 
 
 def _alone(folder: Path, command: tuple[str, ...], cores: int) -> float:

@@ -243,3 +243,23 @@ def test_a_share_where_no_group_can_be_made_is_refused(tmp_path: Path, monkeypat
     monkeypatch.setattr(cgroups, "own_groups", dict)
     with pytest.raises(InputError, match=r"cannot be shared out here \(.*dovetail-4711: No such file or directory\)"):
         cgroups.CpuShare(4711, 1.0)
+
+
+def test_a_quota_and_a_weight_in_either_version(tmp_path: Path) -> None:
+    tree(tmp_path, {"two/cgroup.subtree_control": "cpuset cpu io", "one/cpuset/cpuset.mems": "0"})
+    tree(tmp_path, {"one/blkio/blkio.bfq.weight": "500", "one/blkio/a/blkio.bfq.weight": "500"})
+    two = {"": tmp_path / "two"}
+    one = {name: tmp_path / "one" / name for name in ("cpuset", "freezer", "cpuacct", "cpu", "blkio")}
+    for parents in (one, two):
+        for folder in parents.values():
+            folder.mkdir(exist_ok=True)
+        assert [cgroups.can_limit(parents, what) for what in ("cpu", "io")] == [True, True]
+        cgroups.Groups(parents, "a").make([0], None, 1.5, 50)
+        assert len(cgroups.Groups(parents, "b").make([0])) == len(set(parents) - {"cpu", "blkio"})
+    assert (tmp_path / "two/a/cpu.max").read_text() == "30000 20000"
+    assert (tmp_path / "two/a/io.weight").read_text() == "default 50"
+    assert (tmp_path / "one/cpu/a/cpu.cfs_quota_us").read_text() == "30000"
+    assert (tmp_path / "one/blkio/a/blkio.bfq.weight").read_text() == "250"
+    assert not (tmp_path / "one/cpu/b").exists()
+    assert not cgroups.can_limit({"cpuset": tmp_path}, "cpu")
+    assert not cgroups.can_limit({"blkio": tmp_path}, "io")

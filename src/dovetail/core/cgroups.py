@@ -241,7 +241,7 @@ def _version_2(name: str, own: Path) -> dict[str, Path]:
     folder.mkdir(exist_ok=True)
     (folder / "cgroup.subtree_control").write_text("+cpuset")
     for group in (above, folder):
-        for controller in ("+memory", "+cpu", "+io"):
+        for controller in ("+cpu", "+io", "+memory"):
             with suppress(OSError):  # there may be no such controller
                 (group / "cgroup.subtree_control").write_text(controller)
     if not os.access(folder / "cgroup.procs", os.W_OK) or not os.access(above / "cgroup.procs", os.W_OK):

@@ -20,7 +20,9 @@ if TYPE_CHECKING:
     from dovetail.host.experiment import experiment
     from dovetail.host.inputs.workload import Workload, load
     from dovetail.host.live.client import Client, DaemonInfo, connect, log_path
+    from dovetail.host.live.gpus import GpuStatus
     from dovetail.host.live.measure import Measurement, measure
+    from dovetail.host.live.recommend import Recommendation, recommend
     from dovetail.host.live.start import daemon_command, up
     from dovetail.host.live.status import LiveProgram
     from dovetail.host.metrics import ProgramFigures
@@ -32,6 +34,7 @@ __all__ = [
     "Assignment",
     "Client",
     "DaemonInfo",
+    "GpuStatus",
     "HostOptions",
     "HostRun",
     "LiveProgram",
@@ -40,6 +43,7 @@ __all__ = [
     "Planning",
     "Program",
     "ProgramFigures",
+    "Recommendation",
     "Scheduling",
     "Workload",
     "check_journal",
@@ -50,6 +54,7 @@ __all__ = [
     "log_path",
     "measure",
     "policies",
+    "recommend",
     "simulate",
     "up",
 ]
@@ -59,6 +64,7 @@ __getattr__, __dir__ = exports(
         "Assignment": "policies",
         "Client": "live.client",
         "DaemonInfo": "live.client",
+        "GpuStatus": "live.gpus",
         "HostOptions": "options",
         "HostRun": "simulate",
         "LiveProgram": "live.status",
@@ -67,6 +73,7 @@ __getattr__, __dir__ = exports(
         "Planning": "policies",
         "Program": "policies",
         "ProgramFigures": "metrics",
+        "Recommendation": "live.recommend",
         "Scheduling": "options",
         "Workload": "inputs.workload",
         "check_journal": "check",
@@ -77,6 +84,7 @@ __getattr__, __dir__ = exports(
         "log_path": "live.client",
         "measure": "live.measure",
         "policies": "policies",
+        "recommend": "live.recommend",
         "simulate": "simulate",
         "up": "live.start",
     },

@@ -9,6 +9,8 @@
 It looks whether the number of cores has changed (one `stat`), sets the threads of torch and of NumPy's libraries to it
 in the thread that computes, and tells the daemon, which takes cores away only then. Outside of a run by Dovetail it
 does nothing. It imports nothing that the program has not imported itself.
+
+A program that is not to be changed is run by it: `python -m dovetail.host.agent -- train.py` (live/unchanged.py).
 """
 
 from __future__ import annotations
@@ -47,13 +49,20 @@ def set_numpy(cores: int) -> None:
         importlib.import_module("threadpoolctl").threadpool_limits(cores)
 
 
+def set_numba(cores: int) -> None:
+    """Numba's threads for parallel loops, of which there are never more than it began with."""
+    numba = sys.modules.get("numba")
+    if numba is not None:
+        numba.set_num_threads(min(cores, numba.config.NUMBA_NUM_THREADS))
+
+
 class Agent:
     """One program's line to the daemon. The module's functions use one for the whole process."""
 
     def __init__(self, folder: str = "", program: str = "", adapters: tuple[Callable[[int], None], ...] = ()) -> None:
         self._folder = folder
         self._program = program
-        self.adapters = [set_torch, set_numpy, *adapters]
+        self.adapters = [set_torch, set_numpy, set_numba, *adapters]
         self.cores: int | None = None
         self.gen = 0
         self.steps = 0
@@ -86,6 +95,14 @@ class Agent:
             self._send({"progress": progress | {"cores": None if self._mixed else self.cores}})
             self._mixed = False
         return self.cores
+
+    def is_news(self) -> bool:
+        """Whether the target is another than was last looked at."""
+        try:
+            found = os.stat(os.path.join(self._folder, TARGET_FILE))
+        except OSError:
+            return False
+        return (found.st_mtime_ns, found.st_ino) != self._seen
 
     def _look(self) -> bool:
         """Take up the target if it is a new one."""
@@ -178,3 +195,7 @@ def keras_callback() -> Any:
             step(metrics={name: float(value) for name, value in (logs or {}).items()})
 
     return Steps()
+
+
+if __name__ == "__main__":
+    raise SystemExit(importlib.import_module("dovetail.host.live.unchanged").main(sys.argv[1:]))

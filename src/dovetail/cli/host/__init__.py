@@ -24,6 +24,11 @@ COMMANDS = (
         "Run a program on several numbers of cores and tell how long it takes on each.",
     ),
     Command(
+        "recommend",
+        "dovetail.cli.host.recommend:recommend",
+        "Measure a program on several numbers of cores, alone and side by side, and say how many to run at once.",
+    ),
+    Command(
         "gantt",
         "dovetail.cli.host.gantt:gantt",
         "Draw a run with a row for each program: its cores over time, resizes, pauses and failures, as SVG.",

@@ -16,8 +16,7 @@ from dovetail.core.output import printable
 from dovetail.host import connect, log_path
 
 if TYPE_CHECKING:
-    from dovetail.host import DaemonInfo, LiveProgram
-    from dovetail.host.live.gpus import GpuStatus
+    from dovetail.host import DaemonInfo, GpuStatus, LiveProgram
 
 _PLACES = ("id", "name", "state", "cores", "desired", "actual", "cpus", "gpus")
 _COLUMNS = (*_PLACES, "waiting", "ran", "cpu", "MiB", "exit", "why")
@@ -126,7 +125,7 @@ def top_(*, every: float = 1.0, once: Flag = False, state: Path | None = None) -
 def _gpu_line(gpu: GpuStatus) -> str:
     """What is used of a GPU, in a line.
 
-    >>> from dovetail.host.live.gpus import GpuStatus
+    >>> from dovetail.host import GpuStatus
     >>> _gpu_line(GpuStatus(0, "NVIDIA L4", 23034, 11000.4, 0.87, ("3", "5")))
     'GPU 0 NVIDIA L4: 87 % in use, 11000 of 23034 MiB; programs 3, 5'
     >>> _gpu_line(GpuStatus(1, "NVIDIA L4", 23034))

@@ -7,6 +7,7 @@ import subprocess
 import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
 from statistics import median
 from typing import Any
 
@@ -33,33 +34,50 @@ class MeasuredRuns(Struct, frozen=True):
 
 
 def run_s(command: Sequence[str], cpus: Sequence[int], env: Mapping[str, str]) -> float:
-    """Run a program on these processors alone, to its end. It stays in our process group, so that Ctrl-C ends it and
-    all that it has started."""
-    with tempfile.TemporaryFile() as said:
-        began = time.perf_counter()
+    """Run a program on these processors alone, to its end."""
+    return run_together_s(command, [cpus], env)
+
+
+def run_together_s(command: Sequence[str], places: Sequence[Sequence[int]], env: Mapping[str, str]) -> float:
+    """Run copies of a program, each on processors of its own, until all have ended. They stay in our process group, so
+    that Ctrl-C ends them and all that they have started."""
+    began = time.perf_counter()
+    with ExitStack() as stack:
+        copies = [_Copy(stack, command, cpus, env) for cpus in places]
+        for copy in copies:
+            copy.wait()
+        return time.perf_counter() - began
+
+
+class _Copy:
+    """One of them: killed if it is left before its end."""
+
+    def __init__(self, stack: ExitStack, command: Sequence[str], cpus: Sequence[int], env: Mapping[str, str]) -> None:
+        self._name, self._cores = command[0], len(cpus)
+        self._said = stack.enter_context(tempfile.TemporaryFile())  # noqa: SIM115  the stack closes it
         try:
-            program = subprocess.Popen(
+            self._process = subprocess.Popen(
                 command,
                 stdin=subprocess.DEVNULL,
-                stdout=said,
-                stderr=said,
+                stdout=self._said,
+                stderr=self._said,
                 env=dict(env),
                 preexec_fn=lambda: os.sched_setaffinity(0, cpus),
             )
         except OSError as error:
-            raise InputError(f"cannot run {command[0]}: {error.strerror}") from error
-        try:
-            code = program.wait()
-        except BaseException:
-            program.kill()
-            program.wait()
-            raise
-        took_s = time.perf_counter() - began
-        if code:
-            said.seek(0)
-            last = said.read().decode(errors="replace").strip().splitlines()[-1:]
-            raise DovetailError(f"{command[0]}: exit code {code} on {len(cpus)} cores{': ' + last[0] if last else ''}")
-    return took_s
+            raise InputError(f"cannot run {self._name}: {error.strerror}") from error
+        stack.callback(self._end)
+
+    def wait(self) -> None:
+        if code := self._process.wait():
+            self._said.seek(0)
+            last = self._said.read().decode(errors="replace").strip().splitlines()[-1:]
+            said = f": {last[0]}" if last else ""
+            raise DovetailError(f"{self._name}: exit code {code} on {self._cores} cores{said}")
+
+    def _end(self) -> None:
+        self._process.kill()
+        self._process.wait()
 
 
 class Measurement(Struct, frozen=True):
@@ -149,7 +167,7 @@ def measure(
     progress
         Is told how many runs are done, and of how many.
     """
-    cpus, words = sorted(os.sched_getaffinity(0)), checked(command, tuple[str, ...], "command")
+    cpus, words = processors(), checked(command, tuple[str, ...], "command")
     counts = powers(len(cpus)) if cores is None else checked(cores, list[int], "cores")
     repeats, efficiency = checked(repeats, Count, "repeats"), checked(efficiency, float, "efficiency")
     if not words:
@@ -166,6 +184,11 @@ def measure(
             progress(done + 1, repeats * len(counts))
     runs = [MeasuredRuns(count, tuple(found)) for count, found in sorted(seconds.items())]
     return Measurement(checked(name, str, "name") or os.path.basename(words[0]), runs, efficiency)
+
+
+def processors() -> list[int]:
+    """Those that this process may use."""
+    return sorted(os.sched_getaffinity(0))
 
 
 def powers(cores: int) -> list[int]:
