@@ -20,7 +20,7 @@ from dovetail.cluster.live.checkpoints import JobFolder, KeptCheckpoint
 from dovetail.cluster.live.executor import AgentExecutor, _AgentLine
 from dovetail.cluster.live.launch import agent_folder
 from dovetail.cluster.live.nodes import ClusterNode, NodeAccelerator
-from dovetail.cluster.live.wire import NodeLeases
+from dovetail.cluster.live.wire import NodeLeases, TrainingCommand
 from tests.cluster.live.agents import PACED, SETTINGS, cluster, due, planned, spares, started, stopped
 from tests.processes import is_alive
 from tests.waiting import PATIENCE_S, until
@@ -264,10 +264,11 @@ def test_who_starts_agents_learns_why_none_comes(tmp_path: Path, monkeypatch: py
         Path(errand.folder).mkdir(exist_ok=True)
         Path(errand.folder, "agent.log").write_text("Traceback\nNo module named 'numpy'\n\n")
 
+    commands: dict[int, TrainingCommand] = {}
     executor = AgentExecutor(
         SETTINGS,
         1.0,
-        {}.__getitem__,
+        commands.__getitem__,
         lambda rows: None,
         secret=str(tmp_path).encode(),
         launch=launch,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Mapping
+from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -155,7 +156,7 @@ def workflow(machine: Machine, chain: Chain, out: Path) -> Gain:
 
     def path(*models: str) -> dict[str, Any]:
         nodes = [{"id": name, "model": name, "inputs": [], "outputs": []} for name in models]
-        return {"nodes": nodes, "edges": [{"from": a, "to": b} for a, b in zip(models, models[1:], strict=False)]}
+        return {"nodes": nodes, "edges": [{"from": a, "to": b} for a, b in pairwise(models)]}
 
     items = round(2.0 * chain.items_s)
     system = {
