@@ -71,7 +71,7 @@ def test_the_host_gains_on_any_machine(
 ) -> None:
     monkeypatch.setattr(levels, "cores_here", lambda: cores)
     machine = levels.Machine([[256, 1e-4]], 2.56e6, two_cores)
-    assert levels.host(machine, levels.Chain(1.0, 1.0), tmp_path).saved > 0.1
+    assert levels.host(machine, levels.MeasuredChain(1.0, 1.0), tmp_path).saved > 0.1
 
 
 def test_what_is_measured_makes_sense() -> None:

@@ -37,7 +37,7 @@ class Machine(NamedTuple):
     two_cores: float
 
 
-class Chain(NamedTuple):
+class MeasuredChain(NamedTuple):
     """What the pipeline level hands on: items/s of the model over all devices, and on the fastest alone."""
 
     items_s: float
@@ -111,7 +111,7 @@ def dispatch(machine: Machine, out: Path) -> Gain:
     return gain._replace(rule_name="equal parts")
 
 
-def pipeline(rates: RateTable, out: Path) -> tuple[Gain, Chain]:
+def pipeline(rates: RateTable, out: Path) -> tuple[Gain, MeasuredChain]:
     """Twelve unlike layers over the same three devices, cut evenly and at the best places."""
     from dovetail.pipeline import DeviceClass, Pipeline, plan, simulate
 
@@ -139,14 +139,14 @@ def pipeline(rates: RateTable, out: Path) -> tuple[Gain, Chain]:
         f"items/s, {best.throughput_items_s / alone:.1f} times what the fastest device does alone."
     )
     gain = _gain("Pipeline: a model's layers over unlike devices", sentence, "makespan", "makespan_s", rule, ours)
-    return gain._replace(rule_name="equal split"), Chain(best.throughput_items_s, alone)
+    return gain._replace(rule_name="equal split"), MeasuredChain(best.throughput_items_s, alone)
 
 
 def _layers_of(found: Plan, host: str) -> int:
     return sum(stage.layers[1] - stage.layers[0] + 1 for stage in found.stages if stage.host == host)
 
 
-def workflow(machine: Machine, chain: Chain, out: Path) -> Gain:
+def workflow(machine: Machine, chain: MeasuredChain, out: Path) -> Gain:
     """Requests for five workflows on eight GPUs; the model that was cut is a node in three of them."""
     from dovetail.workflow import generate, load, run, write_config
 
@@ -193,7 +193,7 @@ def workflow(machine: Machine, chain: Chain, out: Path) -> Gain:
     )
 
 
-def cluster(machine: Machine, chain: Chain, out: Path) -> Gain:
+def cluster(machine: Machine, chain: MeasuredChain, out: Path) -> Gain:
     """Training jobs on chains and on single cards, of which the model that was cut is one type."""
     from dovetail.cluster import DEFAULT, load, simulate
 
@@ -228,7 +228,7 @@ def cluster(machine: Machine, chain: Chain, out: Path) -> Gain:
     )
 
 
-def host(machine: Machine, chain: Chain, out: Path) -> Gain:
+def host(machine: Machine, chain: MeasuredChain, out: Path) -> Gain:
     """Programs on this machine's own cores, which go together as was measured."""
     from dovetail.host import load, simulate
 
