@@ -39,8 +39,8 @@ from tests.processes import children_of  # noqa: E402
 from tests.waiting import PATIENCE_S, until  # noqa: E402
 
 CPU = {"all": "cpu"}
-CALM = Patience(slow_factor=0)  # a busy machine must not look like a slow stage
-# Nobody is taken for dead because the machine is busy: a killed process is known by its connection.
+# A busy machine must not look like a slow stage, or a dead one: a killed process is known by its connection.
+CALM = Patience(slow_factor=0, heartbeat_limit_s=60.0)
 QUICK = RunOptions(heartbeat_s=0.1, patience=Patience(slow_factor=0, heartbeat_limit_s=30.0))
 
 
@@ -279,7 +279,9 @@ def test_arrays_go_in_and_come_out(small: Any, tmp_path: Path) -> None:
     path = small.plan("a", "b", transfer_s=0.0001).save(tmp_path / "plan.json")
     items = torch.randn(9, 16, 32)
     told: list[str] = []
-    run = pipeline.run(path, small.spec, input=items.numpy(), on=CPU, slow_factor=0, notice=told.append)
+    run = pipeline.run(
+        path, small.spec, input=items.numpy(), on=CPU, slow_factor=0, heartbeat_limit_s=60.0, notice=told.append
+    )
     whole = load(small.spec).part(1, small.layers)
     assert torch.equal(run.outputs, torch.cat([whole(part) for part in items.split(2)]))
     assert (run.metrics["completed"], run.metrics["items"]) == (5, 9)
@@ -337,7 +339,7 @@ def test_a_process_that_is_stopped_while_loading_is_replaced(small: Any, tmp_pat
             engine=engine,
             keep_outputs=True,
             journal=tmp_path / "run.jsonl",
-            options=RunOptions(heartbeat_s=0.1, patience=CALM),
+            options=RunOptions(heartbeat_s=0.1, patience=Patience(slow_factor=0)),
         )
     assert outcome.changes[0].why == "b: it was stopped for 5 s"
     assert _same(outcome, small.expected(1))
