@@ -29,6 +29,7 @@ from dovetail.core.events import (
     WakeAt,
 )
 from dovetail.core.journal import Header, Reader
+from dovetail.core.resources import devices_text
 from dovetail.core.tasks import TaskGraph
 from dovetail.host.admission import Admission
 from dovetail.host.compat.scheduler import LegacyScheduler
@@ -384,6 +385,7 @@ class HostScheduler:
 
     def _start(self, program: Program, cores: int, free: set[int], now: float) -> None:
         why, run_s = self._why(program, cores), program.run_s(cores)
+        why += f", GPU {devices_text(program.gpus)}" if program.gpus else ""
         program.cores = choose(free, (), cores, program.had)
         program.since = program.turn_s = now
         program.rank = self.view.urgency(program)

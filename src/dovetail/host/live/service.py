@@ -255,8 +255,9 @@ class Service:
     def _of_attempt(self, attempt: Attempt, told: LiveProgram) -> dict[str, Any]:
         """What is, of an attempt that has begun."""
         found: dict[str, Any] = {"actual": len(attempt.has), "cpus": tuple(sorted(attempt.has))}
-        if attempt.trouble:
-            found["why"] = f"{told.why}; {attempt.trouble}" if told.why else attempt.trouble
+        swapped = attempt.usage.swap_mib if attempt.usage else 0.0
+        seen = [attempt.trouble, f"{swapped:.0f} MiB are swapped out" if swapped >= 1 else ""]
+        found["why"] = "; ".join(filter(None, [told.why, *seen]))
         if attempt.usage is not None:
             used = attempt.usage
             found |= {"cpu_s": told.cpu_s + used.cpu_s, "memory_mib": used.memory_mib, "swap_mib": used.swap_mib}
