@@ -40,7 +40,8 @@ class Recount:
 
     def step(self, n: int, t: float, events: Sequence[Any]) -> None:
         for event in events:
-            if isinstance(event, Arrived):
+            edited = isinstance(event, Asked) and event.what == "edit" and event.job not in self.on
+            if isinstance(event, Arrived) or edited:
                 self.asks[event.job] = event.facts
             elif isinstance(event, Start):
                 self.on[event.job] = event.gpus
