@@ -102,15 +102,17 @@ def pair_up(shared: list[tuple[Ints, Ints, Floats]]) -> tuple[Ints, Floats]:
     """
     found = [_in_a_circle(left) if left is right else _along(left, right) for left, right, _ in shared]
     parts = [part[:, None] * time for (_, part), (_, _, time) in zip(found, shared, strict=True)]
-    pairs, share = np.sort(np.concatenate([pair for pair, _ in found]), axis=1), np.concatenate(parts)
-    order = np.argsort(pairs @ [int(pairs.max()) + 1, 1], kind="stable")
-    return pairs[order], share[order]
+    one, other = np.concatenate([pair for pair, _ in found]).T
+    first, second = np.minimum(one, other), np.maximum(one, other)
+    order = np.argsort(first * (int(second.max()) + 1) + second)  # no pair is there twice
+    return np.stack([first[order], second[order]], axis=1), np.concatenate(parts)[order]
 
 
 def _along(left: Ints, right: Ints) -> tuple[Ints, Floats]:
     """Both sides laid along the same line: who lies beside whom, and how much of the line."""
     a, b = len(left), len(right)
-    cuts = np.union1d(np.arange(0, a * b + 1, a), np.arange(0, a * b + 1, b))
+    others = np.arange(b, a * b, b)
+    cuts = np.sort(np.concatenate((np.arange(0, a * b + 1, a), others[others % a > 0])))
     pairs = np.stack([left[cuts[:-1] // b], right[cuts[:-1] // a]], axis=1)
     return pairs, np.diff(cuts) / (a * b)
 
