@@ -19,12 +19,12 @@ from dovetail.cluster.rounding import records
 from dovetail.cluster.rounding.admission import admit
 from dovetail.cluster.rounding.ahead import NextRound, successors
 from dovetail.cluster.rounding.changes import Changes
-from dovetail.cluster.rounding.ends import ExpectedEnds
-from dovetail.cluster.rounding.leases import NOBODY, HeldLease, Ids, Leases
+from dovetail.cluster.rounding.leases import Leases
 from dovetail.cluster.rounding.mechanism import Mechanism
 from dovetail.cluster.rounding.phases import Phases
 from dovetail.cluster.rounding.replayed import RecordedRounds, ReplayedRounds
 from dovetail.cluster.rounding.reported import ReportedWork
+from dovetail.cluster.rounding.running import RunningJobs
 from dovetail.cluster.rules import RoundRules
 from dovetail.core.errors import DovetailError, InputError
 from dovetail.core.events import Rows
@@ -45,13 +45,12 @@ _OF_CLUSTER = (
     "policy",
     "saved",
 )
-_NEVER = "its command cannot be started on any node"
 _INSIDE = (*_OF_JOBS, *_OF_CLUSTER)
 _NEWS = {"started", "stopped", "planned", "arrived", "completed", "cancelled", "mended", "undrained", "due"}
 _LATE = 0.2  # of a round: one that begins later than that begins anew, and is not cut short
 
 
-class Rounds:
+class Rounds(RunningJobs):
     """What is remembered between decisions: jobs and what they are owed, leases, and when the next round is due.
 
     Whoever drives it says what happened and what time it is, calls it when a round is due, and writes what it answers.
@@ -61,14 +60,13 @@ class Rounds:
         """Where leases are carried out for real, work is what is `reported` of jobs; else it is what rates give."""
         if reported and (not rules.inside or setup.in_phases):
             raise InputError("a live run acts inside rounds, and its jobs have no phases")
-        self.rules = rules
         tunes = getattr(policy, "elastic", False)
-        self._phases: Phases | None = None
+        phases: Phases | None = None
         if setup.in_phases:
             adaptive = None if setup.adaptive is None else setup.adaptive.with_restarts(rules.restart_s)
             wide_as_others = getattr(policy, "wide_as_others", False)
-            self._phases = Phases(setup.types, setup.per_server, adaptive, tunes, setup.phased, wide_as_others)
-        self.mechanism = Mechanism(
+            phases = Phases(setup.types, setup.per_server, adaptive, tunes, setup.phased, wide_as_others)
+        mechanism = Mechanism(
             policy,
             setup.types,
             setup.counts,
@@ -78,7 +76,7 @@ class Rounds:
             random.Random(setup.seed + 5),
             setup.entities,
             kinds=setup.throughputs.kinds,
-            phases=self._phases,
+            phases=phases,
         )
         restarts_s = setup.restarts_s(rules.restart_s)
         if restarts_s is not None and restarts_s.max() >= rules.round_s and not (tunes and setup.adaptive):
@@ -86,25 +84,16 @@ class Rounds:
                 f"a restart of {restarts_s.max():g} s in rounds of {rules.round_s:g} s: jobs that take turns would "
                 "never work; expected longer rounds"
             )
-        self.jobs = self.mechanism.jobs  # the table, to be read
-        self._reported = ReportedWork() if reported else None
-        per_server = setup.per_server.tolist()
-        self._leases = Leases(self.mechanism, per_server, setup.throughputs.spread, restarts_s, self._reported)
-        self._changes = Changes(self.mechanism, self._leases, per_server)
-        self._ends = ExpectedEnds(self.jobs)
+        work, per_server = ReportedWork() if reported else None, setup.per_server.tolist()
+        leases = Leases(mechanism, per_server, setup.throughputs.spread, restarts_s, work)
+        super().__init__(mechanism, leases, rules, phases, work)
+        self._changes = Changes(mechanism, leases, per_server)
         self._runs = None if reported else fastest(setup, policy)[0] > 0  # live, a job waits for accelerators to join
         self._asked: dict[int, int] = {}  # kinds that jobs came with, where policies may change
-        self._done: list[int] = []  # positions of jobs that ended in this round
         self._reverting = False
-        self._resting: set[int] = set()  # jobs whose processes failed in this round
-        self._next: NextRound | None = None
         self._leaving: set[int] = set()  # jobs that were told to leave when the round is over
-        self._homeless: set[int] = set()  # jobs whose devices failed in this step
         self._early: list[Rows] = []  # reports of jobs that arrive in this step
         self.now = -inf  # when it was last told of something
-        self._waiting: list[list[int] | None] = [None] * len(setup.types)  # by type, the first in rank last
-        self._begun = 0.0  # when this round began; work is saved then
-        self.next_round_s = -inf
         self.rounds = 0
 
     @property
@@ -149,22 +138,6 @@ class Rounds:
             ends = {job: self.next_round_s if job in self._leaving else self.ends_s for job in self._leases.held}
             over = {job: end_s for job, end_s in ends.items() if end_s < now}
         return [records.lapsed(list(over), list(over.values()))] if over else []
-
-    def leases(self) -> dict[int, HeldLease]:
-        """The leases that run, by job."""
-        return self._leases.running()
-
-    def next_end_s(self) -> float:
-        """When the next job is expected to end."""
-        return self._ends.next_s()
-
-    def ending(self, now: float) -> list[Rows]:
-        """What is expected to happen now: jobs end, or reach the end of a phase."""
-        ids = self._ends.take(now)
-        going_on = [] if self._phases is None else [job for job in ids if self._phases.ongoing(job)]
-        done = [job for job in ids if job not in going_on] if going_on else ids
-        found = [records.completed(done, [now] * len(done))] if done else []
-        return [*found, records.phase(going_on)] if going_on else found
 
     # --- what happened in, what is decided out ----------------------------------------------------------
 
@@ -214,20 +187,6 @@ class Rounds:
             places = [list(devices) for devices in spares.values()]
             epochs = None if self._reported is None else [self._reported.jobs[job].epoch + 1 for job in spares]
             found.append(records.spares(list(spares), places, epochs))
-
-    def _waiting_for(self, j: int) -> list[int]:
-        """Who may have what becomes free of a type inside this round, the first in rank first."""
-        jobs, waiting = self.jobs, self._waiting[j]
-        if waiting is None:
-            idle = jobs.on < 0
-            idle[self._done] = False
-            ranked = self.mechanism.ranked(j, idle).tolist()
-        else:
-            ranked = waiting[::-1]
-        elsewhere = self._resting if self._next is None else self._resting | self._next.places.keys()
-        return [
-            row for row in ranked if jobs.on[row] < 0 and jobs.steps_left[row] > 0 and jobs.id[row] not in elsewhere
-        ]
 
     def _see(self, rows: Rows, now: float, found: list[Rows], fills: bool) -> set[int]:
         """Act on what happened at once; the types on which there is room for others now, unless that was filled."""
@@ -441,10 +400,6 @@ class Rounds:
                         if self._phases.tunes:
                             self.mechanism.begin_narrow(len(admitted.columns["id"]))
 
-    def _working(self, now: float) -> Ints:
-        """Jobs that run and have done some work there."""
-        return np.flatnonzero((self.jobs.on >= 0) & (self.jobs.ready_s < now))
-
     def _tune(self, now: float, found: list[Rows]) -> None:
         """Jobs that stay where they are choose their batch by what they have learned in the last round."""
         assert self._phases is not None
@@ -479,99 +434,6 @@ class Rounds:
                     self._start(now, np.array([row]), np.array([j]), records.FREE, found)
                     break
 
-    def _advance(self, over: Rows, now: float, found: list[Rows]) -> None:
-        """Jobs have reached the end of a phase: they go on where they are, at another rate."""
-        assert self._phases is not None
-        found.append(over)
-        ids = over.columns["id"]
-        self._phases.learn(ids)
-        self._ends.add(self._leases.change(now, self._leases.rows(ids), found, set(ids)))
-
-    def _finish(self, ended: Rows, now: float, found: list[Rows]) -> set[int]:
-        """Jobs end now, or are cancelled; who was beside goes on alone. The types on which there is room now."""
-        rows = self._leases.rows(ended.columns["id"]).tolist()
-        return self._vacate(rows, now, found, then=[ended], over=rows)
-
-    def _vacate(
-        self, rows: list[int], now: float, found: list[Rows], then: list[Rows], over: Sequence[int], lost: bool = False
-    ) -> set[int]:
-        """The leases of those who run are over, and of some that was all; who was beside goes on alone."""
-        jobs, leases = self.jobs, self._leases
-        rows = [row for row in rows if jobs.on[row] >= 0]
-        types = {int(jobs.on[row]) for row in rows}
-        others = [int(jobs.id.searchsorted(jobs.beside[row])) for row in rows if jobs.beside[row] >= 0]
-        alone = [row for row in others if row not in rows]
-        places = jobs.on[alone]
-        kept = {int(jobs.id[row]) for row in alone}
-        for stops, saved_s in ((rows, self._begun), (alone, None)) if lost else ((rows + alone, None),):
-            leases.stop(now, np.array(stops, dtype=np.int64), found, kept, saved_s)
-        leases.complete(over)
-        found += then
-        self._done += over
-        if self._reported is not None:
-            self._reported.leave(jobs.id[over].tolist())
-        if self._next is not None:
-            self._next.changed = True
-        if alone:
-            self._start(now, np.array(alone), places, records.KEPT, found, kept)
-        return types
-
-    # --- what processes report ------------------------------------------------------------------------------
-
-    def _progress(self, told: Rows, now: float, found: list[Rows]) -> None:
-        """Jobs have come so far: what they have left is counted on from here."""
-        assert self._reported is not None
-        found.append(told)
-        keys = (told.columns[key] for key in ("id", "epoch", "steps", "saved"))
-        done = [self._reported.progress(job, *rest).done for job, *rest in zip(*keys, strict=True)]
-        rows = self._leases.rows(told.columns["id"])
-        self.jobs.steps_left[rows] = np.maximum(self.jobs.steps[rows] - done, 0.0)
-        self.jobs.ready_s[rows] = np.maximum(self.jobs.ready_s[rows], now)
-
-    def _exit(self, told: Rows, now: float, found: list[Rows]) -> set[int]:
-        """Processes of jobs are gone: what they did not save is lost, and they wait for the next round. One that fails
-        again and again with nothing saved in between is given up."""
-        assert self._reported is not None
-        reports = self._reported.jobs
-        found.append(told)
-        pairs = list(zip(told.columns["id"], told.columns["epoch"], strict=True))
-        finals = told.columns.get("final") or [False] * len(pairs)
-        often = [job for job, _ in pairs if self._reported.fail(job) >= self.rules.failures]
-        never = [job for (job, _), final in zip(pairs, finals, strict=True) if final]
-        hopeless = sorted({*often, *never})
-        gone = [job for job, epoch in pairs if epoch == reports[job].epoch or job in hopeless]
-        self._resting.update(gone)
-        why = f"its processes failed {self.rules.failures} times with nothing saved in between"
-        whys = [_NEVER if job in never else why for job in hopeless]
-        then = [records.given_up(hopeless, whys)] if hopeless else []
-        rows, over = self._leases.rows(gone).tolist(), self._leases.rows(hopeless).tolist()
-        return self._vacate(rows, now, found, then, over, lost=True)
-
-    def _lapse(self, told: Rows, now: float, found: list[Rows]) -> None:
-        """Leases ended without anybody to renew them, and nobody is charged for the time since; who was beside goes on
-        alone. If nobody has one, the next round is due."""
-        leases, jobs = self._leases, self.jobs
-        found.append(told)
-        ends: dict[int, float] = dict(zip(told.columns["id"], told.columns["at_s"], strict=True))
-        for job in sorted(ends, key=lambda job: (ends[job], job)):
-            row = leases.rows([job])
-            beside = int(jobs.beside[row[0]])
-            leases.stop(ends[job], row, found)
-            if beside >= 0 and beside not in ends:
-                other = leases.rows([beside])
-                on = jobs.on[other]
-                leases.stop(now, other, found, {beside})
-                self._start(now, other, on, records.KEPT, found, {beside})
-        if self._next is not None:
-            self._next.changed = True
-        if not leases.held:
-            self._next, self.next_round_s = None, max(ends.values())
-
-    def _start(self, now: float, rows: Ints, on: Ints, why: int, found: list[Rows], kept: Ids = NOBODY) -> None:
-        """Begin leases of jobs that run alone, and expect their ends."""
-        self._leases.begin(now, rows, on, None, why, found, kept)
-        self._ends.add(rows)
-
     def _refill(self, types: Iterable[int], now: float, found: list[Rows]) -> None:
         """Accelerators of these types are free inside a round."""
         if not self.rules.inside:
@@ -584,45 +446,6 @@ class Rounds:
         for j in sorted(types):
             self._fill(now, j, found)
 
-    def _begin_early(self, plan: NextRound, now: float, found: list[Rows]) -> None:
-        """Who is to begin alone with the next round begins now if its place is free already."""
-        jobs, leases = self.jobs, self._leases
-        for job, places in plan.places.items():
-            row = int(jobs.id.searchsorted(job))
-            on, beside = plan.on[job]
-            waits = row < len(jobs) and jobs.id[row] == job and jobs.on[row] < 0 and row not in self._done
-            if places and waits and beside < 0 and job not in self._resting and leases.devices.all_free(places):
-                leases.begin(now, np.array([row]), np.array([on]), None, records.FREE, found, plan={job: places})
-                self._ends.add(np.array([row]))
-
-    def _fill(self, now: float, j: int, found: list[Rows]) -> None:
-        """Devices of a type are free inside a round: whoever ranks highest there and waits may have them."""
-        jobs, mechanism = self.jobs, self.mechanism
-        waiting = self._waiting[j]
-        if waiting is None:
-            idle = jobs.on < 0
-            idle[self._done] = False
-            waiting = self._waiting[j] = mechanism.ranked(j, idle)[::-1].tolist()
-        chosen = []
-        taken: set[int] = set()
-        free = self._leases.devices.free[j]
-        elsewhere = self._resting if self._next is None else self._resting | self._next.places.keys()
-        while free > 0 and waiting:
-            row = waiting.pop()
-            if elsewhere and int(jobs.id[row]) in elsewhere:
-                continue
-            home = self._leases.home(int(jobs.id[row]))
-            if not self._leases.devices.all_free(home) or not taken.isdisjoint(home):
-                continue  # it can go on only where somebody else is
-            if jobs.on[row] < 0 and jobs.steps_left[row] > 0 and jobs.width[row] <= free:
-                taken.update(home)
-                chosen.append(row)
-                free -= int(jobs.width[row])
-        if chosen:
-            rows, on = np.array(chosen), np.full(len(chosen), j)
-            self._leases.begin(now, rows, on, None, records.FREE, found, plan=self._leases.spares)
-            self._ends.add(rows)
-
     def _redo(self, now: float, found: list[Rows]) -> None:
         """A strict policy must be asked before anything may start."""
         planned, self._next = self._next, None
@@ -633,22 +456,6 @@ class Rounds:
         if planned is not None:
             self._leaving -= set(self.jobs.id[self.jobs.since_s == now].tolist())
             self._plan(now, found)
-
-    def _fail(self, failed: Sequence[int], now: float, found: list[Rows]) -> None:
-        """Devices go down. Jobs on them lose what they did since this round began, or did not save."""
-        leases = self._leases
-        for device in failed:
-            if device in leases.devices.down:
-                continue
-            holders = leases.holders(device)
-            if leases.devices.usable(device):
-                self.mechanism.add_accelerators(leases.devices.type_of[device], -1)
-            leases.devices.fail(device)
-            found.append(Rows("failed", {"device": [device], "jobs": [holders]}))
-            leases.stop(now, leases.rows(holders), found, saved_s=self._begun)
-            self._homeless.update(holders)
-            if self._next is not None:
-                self._next.changed = True
 
 
 def scheduler_for(reader: Reader, policy: Policy | None = None) -> ReplayedRounds | RecordedRounds:
