@@ -3,13 +3,14 @@
     python -m bench.cluster_goodput                     the short sets, some 2 minutes; prints JSON
     python -m bench.cluster_goodput --all               also 160 jobs with imagenet among them
     python -m bench.cluster_goodput --only t4x64/philly-tiny
+    python -m bench.cluster_goodput --only mixed64/philly-tiny-1/pollux --seeds 8
     python -m bench.cluster_goodput --ahead t4x64/philly-short-7 mixed64/philly-tiny-4
     python -m bench.cluster_goodput --decide            whole decisions about 2,000 jobs on 10,000 accelerators
 
 `t4x64` runs by the measured profiles. `mixed64` has two types without a profile here: their steps take what seven
 fitted numbers say, so its rows compare a model with a profile. Accelerator hours are whole rounds, the last one too:
 nobody else can have the accelerators before it is over. A figure is within its tolerance, or better (fewer seconds, no
-more accelerator hours), or neither. A policy that draws (`pollux`) runs with three seeds, and its figures are means.
+more accelerator hours), or neither. A policy that draws (`pollux`) runs with several seeds, and its figures are means.
 `--ahead` runs `sia` and `goodput_lookahead` on any workload at hand instead:
 average and P99 completion time (the value at index floor(0.99 n)) and accelerator hours of the second over the first.
 `--decide` lets all jobs of philly-p come at once, over and over, and times what `sia` and `goodput_lookahead` do in the
@@ -170,7 +171,7 @@ def _draws(policy: str) -> bool:
     return "seed" in registry.options_of("cluster", policy)
 
 
-def compare(row: dict[str, str], seeds: int = 3) -> dict[str, Any]:
+def compare(row: dict[str, str], seeds: int) -> dict[str, Any]:
     """One run again: what it gave (the mean over `seeds`, if its policy draws), what is recorded, how they differ."""
     drawn = range(seeds if _draws(POLICIES[row["policy"]][0]) else 1)
     runs, cpu_s = zip(*(again(row, seed) for seed in drawn), strict=True)
@@ -196,6 +197,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--all", action="store_true", help="also the runs of 160 jobs")
     parser.add_argument("--only", default="", help="only runs whose names begin so")
+    parser.add_argument("--seeds", type=int, default=3, help="of policies that draw")
     parser.add_argument("--ahead", nargs="+", metavar="RUN", help="sia and goodput_lookahead on these instead")
     parser.add_argument("--decide", action="store_true", help="time decisions about 2,000 jobs instead")
     arguments = parser.parse_args()
@@ -210,7 +212,7 @@ def main() -> None:
         name = f"{row['cluster']}/{row['set']}-{row['workload']}/{row['policy']} ({row['solver']})"
         if not name.startswith(arguments.only) or (row["set"] not in SHORT and not arguments.all):
             continue
-        rows[name] = compare(row)
+        rows[name] = compare(row, arguments.seeds)
         print(name, rows[name], file=sys.stderr)
     verdicts = [row["verdict"].partition(":")[0] for row in rows.values()]
     show({"runs": rows, "verdicts": {each: verdicts.count(each) for each in ("within", "better", "outside")}})

@@ -109,6 +109,17 @@ def test_large_jobs_count_again_when_little_is_left_if_they_will_be_the_longest(
     assert widths[50.0, 3e4] > widths[50.0, 0.0] == widths[5e4, 3e4]
 
 
+def test_large_jobs_pay_for_width_and_not_for_a_slow_type() -> None:
+    """Eight slow accelerators are faster than a fast one: small jobs save accelerator time, large ones their own."""
+    given_to = {}
+    for size in (1000.0, 1e9):
+        case = asked(steps_left=size, restart_s=0.0, grad_var=[100.0])
+        case.counts, known = np.array([8, 1]), case.adaptive
+        known.applications = (msgspec.structs.replace(known.applications[0], progress=[size]),)
+        [given_to[size]] = given(make("goodput_lookahead", {"price": 0.3}).allocate(case))
+    assert given_to == {1000.0: (1, 1), 1e9: (0, 8)}
+
+
 def test_who_will_be_the_longest_tries_what_nobody_had() -> None:
     """Eight accelerators look hardly better than two: who will be the last hopes that they are, until it is seen."""
     widths = []

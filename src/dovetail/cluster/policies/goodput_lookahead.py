@@ -15,7 +15,7 @@ from dovetail.cluster.policies.sia import all_ways, as_asked, current, decide
 from dovetail.core.registry import policy
 
 _LARGE_S = 8 * 3600.0  # of a whole job on one accelerator: from here on it counts no more than others, and wastes less
-_WASTE = 1.5  # power of waste that large jobs pay for
+_WASTE = 1.5  # power of waste on the type that they have, which large jobs pay for
 _SOON_S = 3600.0  # accelerator seconds left, from which on a large one counts as others do, if it will be the longest
 _SAY = 3.0  # of a job that will have been here so many times as long as the mean, or more
 _LONGEST = 2.0  # times as much say of those who will have been here longest
@@ -41,8 +41,8 @@ class GoodputLookahead:
     Jobs that will have been here longer than the mean of all so far count more, up to three times, and pay less, so
     that the last ones end sooner. Those who will have been here longest count twice as much again, and try what nobody
     of their application had yet. Jobs that take one accelerator more than eight hours do neither, and pay more for what
-    they waste; if they will be the longest, they count as others do in their last hour of accelerator time. Nobody
-    waits while there is room.
+    they waste by being wide, but not for being on a slow type; if they will be the longest, they count as others do in
+    their last hour of accelerator time. Nobody waits while there is room.
     """
 
     agnostic, packs, strict, elastic, every_round = False, False, True, True, True
@@ -87,10 +87,8 @@ class GoodputLookahead:
         used_s = np.where(runs, seconds * ways.width, 0.0)  # of accelerators
         least_s = np.min(used_s, axis=1, initial=np.inf, where=runs)
         wastes = used_s / np.maximum(least_s, 1e-9)[:, None]
-        cost = (
-            say * (wastes / ways.width) ** self._power
-            + self._price / say * wastes ** np.where(large, _WASTE, 1)[:, None]
-        )
+        dear = np.where(large[:, None], (used_s / _least_there(used_s, runs, ways.on)) ** _WASTE, wastes)
+        cost = say * (wastes / ways.width) ** self._power + self._price / say * dear
         wait = max(1.1, float(np.max(cost, initial=0.0, where=runs)) + 0.1)  # more than any way to run
         saving = np.where(runs, wait - cost, -np.inf)
         keeps = np.zeros(problem.jobs, dtype=np.bool_) if known is None else (known.pause_s > 0) & (now >= 0)
@@ -143,6 +141,15 @@ class GoodputLookahead:
         restart_s = np.array([one.restart_s or 0.0 for one in known.applications])[of]
         with np.errstate(divide="ignore"):
             return samples[:, None] / goodput, np.where(known.application < 0, 0.0, restart_s), new
+
+
+def _least_there(used_s: Floats, runs: NDArray[np.bool_], on: Ints) -> Floats:
+    """The least accelerator time that jobs could do with on the type of each configuration."""
+    least_s = np.full((len(used_s), int(on.max(initial=-1)) + 1), np.inf)
+    for way, at in enumerate(on.tolist()):
+        np.minimum(least_s[:, at], np.where(runs[:, way], used_s[:, way], np.inf), out=least_s[:, at])
+    found: Floats = np.maximum(least_s[:, on], 1e-9)
+    return found
 
 
 def _whole_s(problem: Problem) -> Floats:
