@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 
 import pytest
@@ -163,3 +164,45 @@ def test_a_picture_has_a_row_for_each_program(here: Path, capsys: pytest.Capture
     assert "0: 12 cores (0-11), 0 to " in drawn
     assert main(["host", "gantt", "run.jsonl", "--out", "run.jsonl"]) == 2
     assert main(["host", "gantt", "none.jsonl"]) == 2
+
+
+def test_a_users_own_defaults_are_taken_unless_the_command_line_says_otherwise(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    config = tmp_path / "config.toml"
+    config.write_text("[host.simulate]\ncores = 2\nwork = 10.0\n[host.submit]\nretries = 1\n")
+    monkeypatch.setenv("DOVETAIL_CONFIG", str(config))
+    requests = tmp_path / "requests.txt"
+    requests.write_text("execution,0,net,2,0\n")
+    assert main(["host", "simulate", "--requests", str(requests), "--format", "json"]) == 0
+    assert json.loads(capsys.readouterr().out)["makespan_s"] == 5.0
+    assert main(["host", "simulate", "--requests", str(requests), "--work", "20", "--format", "json"]) == 0
+    assert json.loads(capsys.readouterr().out)["makespan_s"] == 10.0
+    config.write_text("[host.simulate]\ncorse = 2\n")
+    assert main(["host", "simulate", "--requests", str(requests)]) == 2
+    assert "corse" in capsys.readouterr().err
+    config.write_text("[host.simulate\n")
+    assert main(["host", "simulate", "--requests", str(requests)]) == 2
+    assert f"{config}:1: not TOML" in capsys.readouterr().err
+
+
+def test_a_unit_for_systemd_is_written_and_removed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """With a service manager that only notes what it is asked for."""
+    asked, runtime = tmp_path / "asked", tmp_path / "run"
+    (runtime / "systemd").mkdir(parents=True)
+    (tmp_path / "systemctl").write_text(f'#!/bin/sh\necho "$@" >> {asked}\n')
+    (tmp_path / "systemctl").chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}{os.pathsep}{os.environ['PATH']}")
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(runtime))
+    unit = tmp_path / "config" / "systemd" / "user" / "dovetail-host.service"
+    assert main(["host", "install", "--state", str(tmp_path / "state")]) == 0
+    assert f"host up --foreground --state {tmp_path}/state\n" in unit.read_text()
+    assert asked.read_text().splitlines() == ["--user daemon-reload", "--user enable --now dovetail-host.service"]
+    assert main(["host", "install", "--remove"]) == 0
+    assert not unit.exists()
+    monkeypatch.delenv("XDG_RUNTIME_DIR")
+    assert main(["host", "install"]) == 0
+    assert "no systemd runs for this user here" in capsys.readouterr().out

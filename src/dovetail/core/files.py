@@ -77,6 +77,8 @@ class Document:
 
     def line_of(self, keys: Sequence[Key]) -> int | None:
         """The line of the deepest of these keys that exists; None if the text cannot be walked."""
+        if self._root is None and self.path.suffix == ".toml":
+            self._root = ()  # the keys are told; which line they are on, the reader does not say
         if self._root is None:
             try:
                 self._root = yaml.compose(self.text.replace(b"\t", b" "), Loader=_SafeLoader)
@@ -318,7 +320,9 @@ class _DoubleKeyError(yaml.MarkedYAMLError):
 
 
 def parse(path: Path, text: bytes, as_text: bool = False) -> Any:
-    """JSON if it is JSON, YAML otherwise."""
+    """TOML by its suffix, JSON if it is JSON, YAML otherwise."""
+    if path.suffix == ".toml":
+        return _parse_toml(path, text)
     wrong: Exception | None = None
     try:
         if not as_text and text.lstrip()[:1] in b"{[":
@@ -339,6 +343,17 @@ def parse(path: Path, text: bytes, as_text: bool = False) -> Any:
             raise InputError(f"{path}:{line}: not JSON: {wrong}") from None
         problem = getattr(error, "problem", None) or getattr(error, "reason", None) or str(error)
         raise InputError(f"{path}{f':{line}' if line else ''}: not YAML: {problem}") from None
+
+
+def _parse_toml(path: Path, text: bytes) -> dict[str, Any]:
+    import tomllib
+
+    try:
+        return tomllib.loads(text.decode("utf-8-sig"))
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        found = re.search(r" \(at line (\d+), column \d+\)$", str(error))
+        line, message = (f":{found[1]}", str(error)[: found.start()]) if found else ("", str(error))
+        raise InputError(f"{path}{line}: not TOML: {message}") from None
 
 
 def _line(error: Exception, text: bytes) -> int | None:

@@ -18,9 +18,11 @@ from dovetail.core.lazy import exports
 if TYPE_CHECKING:
     from dovetail.host.check import check_journal
     from dovetail.host.experiment import experiment
+    from dovetail.host.inputs.jobs import ProgramJob, read_jobs
     from dovetail.host.inputs.workload import Workload, load
     from dovetail.host.live.client import Client, DaemonInfo, connect, log_path
     from dovetail.host.live.gpus import GpuStatus
+    from dovetail.host.live.install import install, uninstall, unit_text
     from dovetail.host.live.measure import Measurement, measure
     from dovetail.host.live.recommend import Recommendation, recommend
     from dovetail.host.live.start import daemon_command, up
@@ -43,6 +45,7 @@ __all__ = [
     "Planning",
     "Program",
     "ProgramFigures",
+    "ProgramJob",
     "Recommendation",
     "Scheduling",
     "Workload",
@@ -50,12 +53,16 @@ __all__ = [
     "connect",
     "daemon_command",
     "experiment",
+    "install",
     "load",
     "log_path",
     "measure",
     "policies",
+    "read_jobs",
     "recommend",
     "simulate",
+    "uninstall",
+    "unit_text",
     "up",
 ]
 __getattr__, __dir__ = exports(
@@ -73,6 +80,7 @@ __getattr__, __dir__ = exports(
         "Planning": "policies",
         "Program": "policies",
         "ProgramFigures": "metrics",
+        "ProgramJob": "inputs.jobs",
         "Recommendation": "live.recommend",
         "Scheduling": "options",
         "Workload": "inputs.workload",
@@ -80,12 +88,16 @@ __getattr__, __dir__ = exports(
         "connect": "live.client",
         "daemon_command": "live.start",
         "experiment": "experiment",
+        "install": "live.install",
         "load": "inputs.workload",
         "log_path": "live.client",
         "measure": "live.measure",
         "policies": "policies",
+        "read_jobs": "inputs.jobs",
         "recommend": "live.recommend",
         "simulate": "simulate",
+        "uninstall": "live.install",
+        "unit_text": "live.install",
         "up": "live.start",
     },
 )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from cyclopts import App
 
+from dovetail.cli.defaults import UserDefaults
 from dovetail.cli.verbs import Command, register
 
 COMMANDS = (
@@ -43,7 +44,17 @@ COMMANDS = (
         "dovetail.cli.host.daemon:down",
         "Stop the daemon. Its programs run on, and the next daemon finds them; paused ones stay paused.",
     ),
+    Command(
+        "install",
+        "dovetail.cli.host.daemon:install",
+        "Let systemd start the daemon at every login of this user, and again if it fails; programs outlive it.",
+    ),
     Command("submit", "dovetail.cli.host.programs:submit", "Submit a program; prints its number at once."),
+    Command(
+        "submit-jobs",
+        "dovetail.cli.host.programs:submit_jobs",
+        "Submit all programs of a job file, with every combination of its matrices; prints number and name of each.",
+    ),
     Command(
         "pause", "dovetail.cli.host.programs:pause", "Pause programs; they keep their memory and give up their cores."
     ),
@@ -54,7 +65,27 @@ COMMANDS = (
     Command(
         "requeue",
         "dovetail.cli.host.programs:requeue",
-        "End programs and put them back into the queue, to begin again.",
+        "Put programs back into the queue, to begin again; prints their numbers.",
+    ),
+    Command(
+        "retry",
+        "dovetail.cli.host.programs:retry",
+        "Let programs that failed or were cancelled come once more; prints the old and the new number of each.",
+    ),
+    Command(
+        "edit",
+        "dovetail.cli.host.programs:edit",
+        "Change a program that waits; what is not given stays as it is, and so does its place in the queue.",
+    ),
+    Command(
+        "clean",
+        "dovetail.cli.host.programs:clean",
+        "Forget programs that have ended, and remove their logs; prints how many. The journal keeps what happened.",
+    ),
+    Command(
+        "group",
+        "dovetail.cli.host.programs:group",
+        "Change how many programs of a group may run at once; without a number all of them may. Who runs goes on.",
     ),
     Command(
         "run",
@@ -85,9 +116,9 @@ COMMANDS = (
     Command(
         "wait",
         "dovetail.cli.host.watch:wait_",
-        "Wait until programs have ended, or all; exit code 1 unless all of them were completed.",
+        "Wait until programs have ended, or all; ends with the exit code of the first that was not completed.",
     ),
 )
 
-app = App(name="host", help="Co-schedule programs on the cores of one machine.")
+app = App(name="host", help="Co-schedule programs on the cores of one machine.", config=UserDefaults())
 register(app, COMMANDS)

@@ -89,6 +89,31 @@ def up(
     print(f"The daemon runs as process {about.pid} on processors {list(about.cpus)}; its state is in {about.folder}")
 
 
+def install(*, remove: Flag = False, print_unit: Flag = False, state: Path | None = None) -> None:
+    """Let systemd start the daemon at every login of this user, and again if it fails; programs outlive it.
+
+    It goes on with the settings that it had, or begins with those of `up` in the user's own defaults. To have it from
+    the start of the machine on, without a login: loginctl enable-linger.
+
+    Example: dovetail host install --print-unit
+
+    Parameters
+    ----------
+    remove
+        Stop it, and remove the unit; its programs run on.
+    print_unit
+        Only print the unit.
+    state
+        Folder of the daemon's state.
+    """
+    from dovetail import host
+
+    if print_unit:
+        print(host.unit_text(state), end="")
+    else:
+        print("\n".join(host.uninstall() if remove else host.install(state)))
+
+
 def _value(text: str) -> Any:
     import msgspec
 

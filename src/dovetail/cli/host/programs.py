@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import shlex
+import sys
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 from cyclopts import Parameter
 
 from dovetail.cli.common import Flag, Pairs
 from dovetail.core.errors import InputError
 from dovetail.host import connect
+
+if TYPE_CHECKING:
+    from dovetail.host import LiveProgram
 
 Ids = Annotated[tuple[str, ...], Parameter(negative=())]
 
@@ -26,7 +31,7 @@ def submit(
     cwd: Path | None = None,
     env: Pairs | None = None,
     priority: int = 0,
-    after: Ids = (),
+    after: Annotated[Ids, Parameter(name=("--after", "--after-ok"))] = (),
     array: int | None = None,
     limit: float | None = None,
     grace: float = 5.0,
@@ -42,8 +47,20 @@ def submit(
     cpu_quota: float | None = None,
     io_weight: int | None = None,
     nice: int | None = None,
+    after_any: Ids = (),
+    begin: str | None = None,
+    delay: str | None = None,
+    group: str = "",
+    parallel: int | None = None,
+    key: str = "",
+    hook: str = "",
+    stdin: Path | None = None,
+    split_stderr: Flag = False,
+    log_mib: int | None = None,
+    wait: Flag = False,
+    follow: Annotated[bool, Parameter(name=("--follow", "-f"), negative=())] = False,
     state: Path | None = None,
-) -> None:
+) -> int:
     """Submit a program; prints its number at once.
 
     It runs in this folder with these environment variables, or in a container if an image is given.
@@ -104,9 +121,35 @@ def submit(
         Its weight among those who use a disk, 1 to 10000; 100 is everybody's.
     nice
         Its nice value, -20 to 19.
+    after_any
+        Numbers of programs, or arrays, that must have ended before, in whatever way.
+    begin
+        Start it at this time at the earliest: 22:00, or 2026-12-01 08:00.
+    delay
+        Start it after so many seconds at the earliest; also 30m, 1h30m, 2d.
+    group
+        The group that it belongs to.
+    parallel
+        How many of its group may run at once from now on.
+    key
+        Submitted again with the same key it is the same program; its number is printed, and nothing else is done.
+    hook
+        A shell command to run when it has ended; DOVETAIL_STATE, DOVETAIL_EXIT_CODE and others tell it how.
+    stdin
+        A file to read as standard input; by default there is none.
+    split_stderr
+        Keep what it writes to standard error apart: `logs --stderr` shows it.
+    log_mib
+        Begin its log anew when it has grown so large; what was there before is kept as the log's `.1`, once.
+    wait
+        Wait until it has ended, and end with its exit code.
+    follow
+        Print what it writes as it does, and end with its exit code; its number goes to standard error.
     state
         Folder of the daemon's state.
     """
+    if follow and array is not None:
+        raise InputError("--follow: expected one program, found an array; --wait waits for all of one")
     with connect(state) as client:
         numbers = client.submit(
             *command,
@@ -135,8 +178,63 @@ def submit(
             cpu_quota=cpu_quota,
             io_weight=io_weight,
             nice=nice,
+            after_any=after_any,
+            begin=begin,
+            delay=delay,
+            group=group,
+            parallel=parallel,
+            key=key,
+            hook=hook,
+            stdin=stdin,
+            split_stderr=split_stderr,
+            log_mib=log_mib,
         )
-    print("\n".join(numbers))
+        print("\n".join(numbers), file=sys.stderr if follow else sys.stdout, flush=True)
+        if follow:
+            for piece in client.logs(numbers[0], follow=True):
+                sys.stdout.buffer.write(piece)
+                sys.stdout.buffer.flush()
+        return exit_status(client.wait(*numbers)) if wait or follow else 0
+
+
+def submit_jobs(
+    file: Path, *, key: str = "", dry_run: Flag = False, wait: Flag = False, state: Path | None = None
+) -> int:
+    """Submit all programs of a job file, with every combination of its matrices; prints number and name of each.
+
+    All of them are submitted, or none. `dovetail host simulate FILE` tells what would become of them.
+
+    Example: dovetail host submit-jobs sweep.yaml
+
+    Parameters
+    ----------
+    file
+        A job file: YAML, TOML or JSON.
+    key
+        Submitted again with the same key it is the same jobs; their numbers are printed, and nothing else is done.
+    dry_run
+        Only print the names and commands.
+    wait
+        Wait until all have ended, and end with the exit code of the first that was not completed.
+    state
+        Folder of the daemon's state.
+    """
+    if dry_run:
+        from dovetail.host import read_jobs
+
+        for name, job in read_jobs(file).items():
+            print(f"{name}: {shlex.join(job.command)}")
+        return 0
+    with connect(state) as client:
+        numbers = client.submit_jobs(file, key)
+        for name, number in numbers.items():
+            print(f"{number} {name}", flush=True)
+        return exit_status(client.wait(*numbers.values())) if wait else 0
+
+
+def exit_status(ended: Sequence[LiveProgram]) -> int:
+    """The exit code for several programs: that of the first that was not completed."""
+    return next((row.exit_status for row in ended if row.state != "completed"), 0)
 
 
 def _variables(given: list[str] | None) -> dict[str, str]:
@@ -172,7 +270,173 @@ def _verb(what: str, summary: str) -> Callable[..., None]:
 pause = _verb("pause", "Pause programs; they keep their memory and give up their cores.")
 resume = _verb("resume", "Let paused programs go on, when there are cores for them.")
 cancel = _verb("cancel", "Cancel programs, whether they wait, run or are paused.")
-requeue = _verb("requeue", "End programs and put them back into the queue, to begin again.")
+
+
+def requeue(*program: str, state: Path | None = None) -> None:
+    """Put programs back into the queue, to begin again; prints their numbers.
+
+    What runs is ended first, and keeps its number. What has ended comes once more, under a new one.
+
+    Example: dovetail host requeue 3 4
+
+    Parameters
+    ----------
+    program
+        Numbers of programs, or of whole arrays.
+    state
+        Folder of the daemon's state.
+    """
+    with connect(state) as client:
+        print("\n".join(client.requeue(*program)))
+
+
+def retry(*program: str, state: Path | None = None) -> None:
+    """Let programs that failed or were cancelled come once more; prints the old and the new number of each.
+
+    Who waited for one of them, and failed with it, waits for what takes its place.
+
+    Example: dovetail host retry
+
+    Parameters
+    ----------
+    program
+        Numbers of programs, or of whole arrays; by default all that failed and were not tried again yet.
+    state
+        Folder of the daemon's state.
+    """
+    with connect(state) as client:
+        for old, new in client.retry(*program).items():
+            print(f"{old} -> {new}")
+
+
+def clean(*program: str, completed: Flag = False, state: Path | None = None) -> None:
+    """Forget programs that have ended, and remove their logs; prints how many. The journal keeps what happened.
+
+    Example: dovetail host clean --completed
+
+    Parameters
+    ----------
+    program
+        Numbers of programs, or of whole arrays; by default all that have ended.
+    completed
+        Only those that were completed.
+    state
+        Folder of the daemon's state.
+    """
+    with connect(state) as client:
+        gone = client.clean(*program, completed=completed)
+    print(f"{len(gone)} programs forgotten")
+
+
+def group(name: str, *, parallel: int | None = None, state: Path | None = None) -> None:
+    """Change how many programs of a group may run at once; without a number all of them may. Who runs goes on.
+
+    Example: dovetail host group sweep --parallel 4
+
+    Parameters
+    ----------
+    name
+        The group.
+    parallel
+        How many of it may run at once from now on.
+    state
+        Folder of the daemon's state.
+    """
+    with connect(state) as client:
+        client.group(name, parallel)
+
+
+def edit(
+    program: str,
+    *command: str,
+    cores: int | None = None,
+    least: int | None = None,
+    most: int | None = None,
+    name: str | None = None,
+    cwd: Path | None = None,
+    env: Pairs | None = None,
+    priority: int | None = None,
+    limit: float | None = None,
+    grace: float | None = None,
+    retries: int | None = None,
+    memory_mib: int | None = None,
+    begin: str | None = None,
+    delay: str | None = None,
+    group: str | None = None,
+    parallel: int | None = None,
+    hook: str | None = None,
+    log_mib: int | None = None,
+    state: Path | None = None,
+) -> None:
+    """Change a program that waits; what is not given stays as it is, and so does its place in the queue.
+
+    Example: dovetail host edit 3 --cores 2 --limit 3600 -- python train.py --epochs 5
+
+    Parameters
+    ----------
+    program
+        Number of a program, or of an array: all of it that wait are changed.
+    command
+        Another command; after `--`.
+    cores
+        Cores to ask for.
+    least
+        Fewest cores that it can run on.
+    most
+        Most cores that it can use.
+    name
+        A name to recognise it by.
+    cwd
+        Folder to run in.
+    env
+        Further variables: --env SEED=1 MODE=fast.
+    priority
+        0 is the most urgent.
+    limit
+        Seconds that it may run, pauses not counted.
+    grace
+        Seconds between asking it to end and ending it.
+    retries
+        How often to try again if it fails.
+    memory_mib
+        Memory that it needs.
+    begin
+        Start it at this time at the earliest: 22:00, or 2026-12-01 08:00.
+    delay
+        Start it after so many seconds at the earliest; also 30m, 1h30m, 2d. 0: at once.
+    group
+        The group that it belongs to.
+    parallel
+        How many of its group may run at once from now on.
+    hook
+        A shell command to run when it has ended.
+    log_mib
+        Begin its log anew when it has grown so large.
+    state
+        Folder of the daemon's state.
+    """
+    with connect(state) as client:
+        client.edit(
+            program,
+            *command,
+            cores=cores,
+            least=least,
+            most=most,
+            name=name,
+            cwd=cwd,
+            env=_variables(env),
+            priority=priority,
+            limit=limit,
+            grace=grace,
+            retries=retries,
+            memory_mib=memory_mib,
+            begin=begin,
+            delay=delay,
+            group=group,
+            parallel=parallel,
+            hook=hook,
+            log_mib=log_mib,
+        )
 
 
 def resize(program: str, cores: int, *, state: Path | None = None) -> None:

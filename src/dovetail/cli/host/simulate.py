@@ -44,7 +44,8 @@ def simulate(
     Parameters
     ----------
     requests
-        The request file; by default the one that the parameters name.
+        The request file; by default the one that the parameters name. Or a job file (.yaml, .toml, .json), as
+        `submit-jobs` takes it.
     parameters
         parameters.json; without --requests by default the one in this folder.
     cores

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 from cyclopts import Parameter
 
 from dovetail.cli.common import Flag, Format, print_json, print_table
+from dovetail.cli.host.programs import exit_status
 from dovetail.core.output import printable
 from dovetail.host import connect, log_path
 
@@ -163,6 +164,7 @@ def logs_(
     /,
     *,
     follow: Annotated[bool, Parameter(name=("--follow", "-f"), negative=())] = False,
+    stderr: Flag = False,
     state: Path | None = None,
 ) -> None:
     """Print what a program has written.
@@ -175,16 +177,18 @@ def logs_(
         Number of a program.
     follow
         Go on until it has ended.
+    stderr
+        What it has written to standard error, if that is kept apart (`submit --split-stderr`).
     state
         Folder of the daemon's state.
     """
-    path = log_path(program, state)
+    path = log_path(program, state, stderr)
     if not follow and path.exists():  # as it is, with or without a daemon
         with path.open("rb") as file:
             shutil.copyfileobj(file, sys.stdout.buffer)
         return
     with connect(state) as client:
-        for piece in client.logs(program, follow):
+        for piece in client.logs(program, follow, stderr):
             sys.stdout.buffer.write(piece)
             sys.stdout.buffer.flush()
 
@@ -290,7 +294,9 @@ def rates_(out: Path, /, *, state: Path | None = None) -> None:
 
 
 def wait_(*program: str, state: Path | None = None) -> int:
-    """Wait until programs have ended, or all; exit code 1 unless all of them were completed.
+    """Wait until programs have ended, or all; ends with the exit code of the first that was not completed.
+
+    128 and more is a signal; 1 may also be a program that never ran.
 
     Example: dovetail host wait 3 4
 
@@ -302,4 +308,4 @@ def wait_(*program: str, state: Path | None = None) -> int:
         Folder of the daemon's state.
     """
     with connect(state) as client:
-        return 0 if all(row.state == "completed" for row in client.wait(*program)) else 1
+        return exit_status(client.wait(*program))

@@ -82,9 +82,13 @@ def become(launch: dict, errors: int) -> None:  # type: ignore[type-arg]
             os.setpriority(os.PRIO_PROCESS, 0, launch["nice"])
         step = f"open its log {launch['log']}"
         log = os.open(launch["log"], os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
-        os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
         os.dup2(log, 1)
+        if launch.get("errors"):
+            step = f"open its log {launch['errors']}"
+            log = os.open(launch["errors"], os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
         os.dup2(log, 2)
+        step = f"open its input {launch.get('stdin')}"
+        os.dup2(os.open(launch.get("stdin") or os.devnull, os.O_RDONLY), 0)
         step = f"enter its folder {launch['cwd']}"
         os.chdir(launch["cwd"])
         step = f"run {launch['command'][0]}"

@@ -18,6 +18,7 @@ from dovetail.core.plain import scalar
 from dovetail.core.tasks import TaskGraph
 from dovetail.host.curves import curve, curves_by_image
 from dovetail.host.inputs.generate import find_requests
+from dovetail.host.inputs.jobs import ProgramJob, is_job_file, read_jobs
 from dovetail.host.inputs.parameters import Parameters
 from dovetail.host.inputs.requests import Delays, Request, read_requests
 from dovetail.host.options import Count
@@ -71,6 +72,18 @@ class Workload(Struct, frozen=True, repr_omit_defaults=True):
         images = {event.of for _, event in arrivals if isinstance(event, Arrived)}
         return cls(cores, tuple(arrivals), {image: program_graph(image, cores) for image in sorted(images)})
 
+    @classmethod
+    def of_jobs(cls, jobs: Iterable[ProgramJob], cores: int, work: float | None = None) -> Workload:
+        """All of them come at once; `work` is for those that say nothing."""
+        cores = checked(cores, Count, "cores")
+        arrivals: list[tuple[float, Arrived | Asked]] = []
+        for job in jobs:
+            size = next(w for w in (job.work or None, work, curve(job.curve).base_s, DEFAULT_WORK) if w is not None)
+            facts = msgspec.to_builtins(job.ask())
+            arrivals.append((0.0, Arrived(job.name, job.image or "program", (size,), facts=facts)))
+        images = {event.of for _, event in arrivals if isinstance(event, Arrived)}
+        return cls(cores, tuple(arrivals), {image: program_graph(image, cores) for image in sorted(images)})
+
     def __repr__(self) -> str:
         programs = sum(isinstance(event, Arrived) for _, event in self.arrivals)
         return f"<Workload of {programs} programs on {self.cores} cores>"
@@ -97,7 +110,8 @@ def load(
         A request file; or dicts, structs or a frame of pandas or polars with a row for each request: `threads`, and if
         they matter `id`, `image`, `at_s` (or `delay` since the one before), `priority`, `work`, `gpus`, `gpu_mem`,
         `gpu_type`, and `type` "update" for new threads of one that is there. By default the file that the parameters
-        name.
+        name. Or a job file (.yaml, .toml or .json), or a dict in its form: its groups, delays and dependencies are kept
+        as a live host keeps them.
     parameters
         parameters.json, or a dict in its place; without requests by default the one in this folder. With get_requests
         "create" the requests are generated and, if the parameters are a file, written.
@@ -116,6 +130,11 @@ def load(
     if delays not in get_args(Delays):
         raise InputError(f"delays: expected before or after, found {delays!r}")
     cores, work = scalar(cores), scalar(work)
+    if requests is not None and is_job_file(requests):
+        if parameters is not None or curves is not None:
+            raise InputError("parameters, curves: expected none beside a job file, which says all that itself")
+        job_file = (Path(requests),) if isinstance(requests, str | os.PathLike) else ()
+        return msgspec.structs.replace(Workload.of_jobs(read_jobs(requests).values(), cores, work), files=job_file)
     found, lines = find_requests(requests, parameters, checked(seed, int, "seed"))
     made = Workload.of(read_requests(lines, delays), cores, work, curves_by_image(curves), found.malleable)
     given: tuple[Any, ...] = (lines, parameters)

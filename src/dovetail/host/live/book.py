@@ -2,26 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from hashlib import sha256
 from pathlib import Path
 
+import msgspec
 from msgspec import Struct
 from msgspec.structs import replace
 
 from dovetail.core.errors import InputError, did_you_mean
 from dovetail.core.service.store import Store
 from dovetail.host.live.executors import Exit, ProgramLaunch
-from dovetail.host.live.specs import Spec, array_environment, environment
+from dovetail.host.live.specs import Spec, environment
 
-_KIND = "program"
+KIND, ENVIRONMENT = "program", "environment"
 _LARGEST_ARRAY = 100_000
 
 
-class Ends(Struct):
-    """How the attempts of a program ended, and the processor time of them all."""
+class Ends(Struct, omit_defaults=True):
+    """How the attempts of a program ended, and the processor time of them all; whether its hook was run after that."""
 
     exits: list[Exit] = []
     cpu_s: float = 0.0
+    hooked: bool = False
 
 
 class ProgramBook:
@@ -32,27 +35,98 @@ class ProgramBook:
         self._store = store
         self.specs: dict[str, Spec] = {}
         self.ends: dict[str, Ends] = {}
-        for job, spec, ends in store.things(_KIND, Spec, Ends):
-            self.specs[job] = spec
+        self._by_key: dict[str, list[str]] = {}
+        self._environments = {name: env for name, env, _ in store.things(ENVIRONMENT, dict[str, str], dict)}
+        for job, spec, ends in store.things(KIND, Spec, Ends):
+            self._enter(job, replace(spec, env=self._environments[spec.env_name]) if spec.env_name else spec)
             self.ends[job] = ends or Ends()
 
-    def add(self, spec: Spec, array: int | None) -> dict[str, Spec]:
-        """Keep a program, or an array of them, under the next number."""
+    def _enter(self, job: str, spec: Spec) -> None:
+        self.specs[job] = spec
+        if spec.key:
+            self._by_key.setdefault(spec.key, []).append(job)
+
+    def add(self, specs: Sequence[Spec], array: int | None = None) -> dict[str, Spec]:
+        """Keep programs under the next numbers, or one as an array of them. A number in `after` that begins with + is
+        the place of another in the same list."""
         if array is not None and not 1 <= array <= _LARGEST_ARRAY:
             raise InputError(f"array: found {array}, expected 1 to {_LARGEST_ARRAY}")
-        spec = replace(spec, after=tuple(name for job in spec.after for name in self.named(job)))
-        number = (self._store.get("number", int) or 0) + 1
-        if array is None:
-            added = {str(number): spec}
-        else:
-            added = {f"{number}.{i}": replace(spec, env=array_environment(spec.env, i, array)) for i in range(array)}
-        with self._store.together():
-            self._store.set("number", number)
-            for job, each in added.items():
-                self._store.put(_KIND, job, each)
-        self.specs |= added
-        self.ends |= {job: Ends() for job in added}
+        first = (self._store.get("number", int) or 0) + 1
+        numbers = [str(first + i) for i in range(len(specs))]
+
+        def all_of(names: Iterable[str]) -> tuple[str, ...]:
+            wide = (
+                numbers[int(name[1:]) : int(name[1:]) + 1] if name[0] == "+" else self.named(name) for name in names
+            )
+            return tuple(job for jobs in wide for job in jobs)
+
+        added: dict[str, Spec] = {}
+        for number, spec in zip(numbers, specs, strict=True):
+            spec = replace(spec, after=all_of(spec.after), after_any=all_of(spec.after_any))
+            if array is None:
+                added[number] = spec
+            else:
+                added |= {f"{number}.{i}": replace(spec, array=(i, array)) for i in range(array)}
+        self._keep(added, first + len(specs) - 1)
         return added
+
+    def again(self, jobs: Iterable[str]) -> dict[str, str]:
+        """Keep the same programs once more, under new numbers, by the old ones. Who waited for one of them waits for
+        what takes its place; those of an array keep their indices."""
+        last = self._store.get("number", int) or 0
+        numbers: dict[str, int] = {}
+        names: dict[str, str] = {}
+        for job in jobs:
+            base, dot, index = job.partition(".")
+            names[job] = f"{numbers.setdefault(base, last + 1 + len(numbers))}{dot}{index}"
+        added = {}
+        for job, new in names.items():
+            spec = self.specs[job]
+            after, after_any = (tuple(names.get(each, each) for each in a) for a in (spec.after, spec.after_any))
+            fresh = {"begin": None, "delay_s": 0.0, "begin_s": 0.0, "key": "", "again_of": job}
+            added[new] = replace(spec, after=after, after_any=after_any, **fresh)
+        self._keep(added, last + len(numbers))
+        return names
+
+    def _keep(self, added: Mapping[str, Spec], last: int) -> None:
+        with self._store.together():
+            self._store.set("number", last)
+            for job, spec in added.items():
+                self.put(job, spec)
+        for job, spec in added.items():
+            self._enter(job, spec)
+        self.ends |= {job: Ends() for job in added}
+
+    def put(self, job: str, spec: Spec) -> None:
+        """Keep what a program is; its environment once for all that share it."""
+        name = sha256(msgspec.json.encode(spec.env, order="deterministic")).hexdigest()[:16] if spec.env else ""
+        if name and name not in self._environments:
+            self._environments[name] = spec.env
+            self._store.put(ENVIRONMENT, name, spec.env)
+        self._store.put(KIND, job, replace(spec, env={}, env_name=name))
+
+    def same(self, key: str, specs: Sequence[Spec]) -> list[str]:
+        """The programs that were submitted with this key; a key means one thing only."""
+        jobs = self._by_key.get(key, []) if key else []
+        for job, spec in zip(jobs, specs, strict=False):
+            if spec.command_place() != (found := self.specs[job]).command_place():
+                raise InputError(f"key {key}: program {job} has it, and runs {list(found.command) or found.image}")
+        return jobs
+
+    def forget(self, jobs: Iterable[str]) -> None:
+        """Programs that have ended, and what they have written, are not wanted any more."""
+        gone = list(jobs)
+        with self._store.together():
+            for job in gone:
+                self._store.drop(KIND, job)
+        for job in gone:
+            spec = self.specs.pop(job)
+            del self.ends[job]
+            if spec.key:
+                self._by_key.pop(spec.key, None)
+            for path in self.folder.glob(f"logs/{job}.*"):
+                if path.name in (f"{job}.{end}" for end in ("log", "log.1", "err", "err.1")):
+                    path.unlink(missing_ok=True)
 
     def named(self, job: str) -> list[str]:
         """The programs that a number names: itself, or all of an array."""
@@ -62,8 +136,8 @@ class ProgramBook:
             return members
         raise InputError(f"there is no program {job}{did_you_mean(job, self.specs)}")
 
-    def log_of(self, job: str) -> Path:
-        return self.folder / "logs" / f"{job}.log"
+    def log_of(self, job: str, errors: bool = False) -> Path:
+        return self.folder / "logs" / f"{job}.{'err' if errors else 'log'}"
 
     def run_name(self, job: str) -> str:
         """The attempt that comes next, or is under way: the one after all that have ended."""
@@ -89,6 +163,8 @@ class ProgramBook:
             cpu_quota=spec.cpu_quota,
             io_weight=spec.io_weight,
             nice=spec.nice,
+            stdin=spec.stdin,
+            errors=str(self.log_of(job, errors=True)) if spec.split_stderr else "",
         )
 
     def note_end(self, job: str, outcome: Exit, cpu_s: float) -> None:
@@ -97,4 +173,10 @@ class ProgramBook:
         self.ends[job] = Ends([*ends.exits, outcome], ends.cpu_s + cpu_s)
 
     def keep_end(self, job: str) -> None:
-        self._store.note(_KIND, job, self.ends[job])
+        self._store.note(KIND, job, self.ends[job])
+
+    def note_hook(self, job: str) -> None:
+        """Its hook was run."""
+        if job in self.ends:  # it may have been cleaned away meanwhile
+            self.ends[job] = replace(self.ends[job], hooked=True)
+            self.keep_end(job)

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import os
-import shlex
 import socket
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from datetime import datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Unpack
 
 import msgspec
 from msgspec import Struct
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from dovetail.core.files import Source
     from dovetail.core.rates import RateTable
     from dovetail.host.inputs.requests import Delays
+    from dovetail.host.live.submission import EditWords
     from dovetail.host.program import GpuPause
     from dovetail.host.simulate import HostRun
 
@@ -156,14 +157,15 @@ class Client:
                 raise DovetailError(f"program {left[0]} has not ended after {timeout:g} s")
             time.sleep(_LOOK_EVERY_S)
 
-    def logs(self, program: str | int, follow: bool = False) -> Iterator[bytes]:
-        """What a program has written, in pieces; with `follow` as it writes, until it has ended."""
-        path, offset = log_path(str(program), self.folder), 0
+    def logs(self, program: str | int, follow: bool = False, stderr: bool = False) -> Iterator[bytes]:
+        """What a program has written, in pieces; with `follow` as it writes, until it has ended. With `stderr` what it
+        has written there, if that is kept apart."""
+        path, offset = log_path(str(program), self.folder, stderr), 0
         while True:
             now = self.status(program)  # asked before reading: what is written until then is read
             if path.exists():
                 with path.open("rb") as file:
-                    file.seek(offset)
+                    offset = file.seek(offset if offset <= path.stat().st_size else 0)  # it may have begun anew
                     yield (piece := file.read())
                     offset += len(piece)
             elif not follow:
@@ -236,6 +238,16 @@ class Client:
         cpu_quota: float | None = None,
         io_weight: int | None = None,
         nice: int | None = None,
+        after_any: Sequence[str | int] = (),
+        begin: str | datetime | None = None,
+        delay: float | str | None = None,
+        group: str = "",
+        parallel: int | None = None,
+        key: str = "",
+        hook: str = "",
+        stdin: AnyPath | None = None,
+        split_stderr: bool = False,
+        log_mib: int | None = None,
     ) -> Numbers:
         """Submit a program, or an array of them; gives their numbers at once.
 
@@ -245,8 +257,19 @@ class Client:
         ----------
         cores, least, most
             Cores to ask for, the fewest that it can run on, the most that it can use.
-        after
-            Numbers of programs, or arrays, that must be completed before.
+        after, after_any
+            Numbers of programs, or arrays, that must be completed before, or must have ended in whatever way.
+        begin, delay
+            When to start it at the earliest: a time ("22:00", "2026-12-01 08:00"), or seconds from now (also "1h30m").
+        group, parallel
+            The group that it belongs to, and how many of that may run at once from now on.
+        key
+            Submitted again with the same key it is the same program: nothing new is kept, and its numbers are given.
+        hook
+            A shell command that the daemon runs when it has ended, with the outcome in DOVETAIL_STATE,
+            DOVETAIL_EXIT_CODE and others.
+        stdin, split_stderr, log_mib
+            A file to read as standard input; whether to keep its standard error apart; when to begin its log anew.
         array
             Submit so many; DOVETAIL_ARRAY_INDEX tells them apart.
         limit, grace
@@ -262,46 +285,92 @@ class Client:
             Cores' worth of time that it may use; its weight among those who use a disk, where 100 is everybody's; its
             nice value.
         """
-        from dovetail.core.files import checked
-        from dovetail.host.gpus import parse_mib
-        from dovetail.host.live.specs import Spec
+        from dovetail.host.live.submission import program_spec
 
-        variables = checked(env or {}, dict[str, str], "env")
-        spec = {
-            "command": command,
-            "cores": cores,
-            "least": least,
-            "most": most,
-            "name": name,
-            "image": image,
-            "network": network,
-            "cwd": str(Path(cwd).absolute()) if cwd is not None else "" if image else os.getcwd(),
-            "env": variables if image else dict(os.environ) | variables,
-            "priority": priority,
-            "after": [str(each) for each in checked(after, list[str | int], "after")],
-            "limit_s": limit,
-            "grace_s": grace,
-            "retries": retries,
-            "memory_mib": memory_mib,
-            "work_s": work,
-            "curve": curve,
-            "malleable": not rigid,
-            "gpus": gpus,
-            "gpu_mem_mib": None if gpu_mem is None else parse_mib(gpu_mem),
-            "gpu_type": gpu_type,
-            "gpu_pause": gpu_pause,
-            "cpu_quota": cpu_quota,
-            "io_weight": io_weight,
-            "nice": nice,
-        }
-        numbers: Numbers = self.ask("submit", spec=msgspec.to_builtins(checked(spec, Spec)), array=array)
-        return numbers
+        spec = program_spec(
+            command,
+            cores=cores,
+            least=least,
+            most=most,
+            name=name,
+            image=image,
+            network=network,
+            cwd=cwd,
+            env=env,
+            priority=priority,
+            after=after,
+            limit=limit,
+            grace=grace,
+            retries=retries,
+            memory_mib=memory_mib,
+            work=work,
+            curve=curve,
+            rigid=rigid,
+            gpus=gpus,
+            gpu_mem=gpu_mem,
+            gpu_type=gpu_type,
+            gpu_pause=gpu_pause,
+            cpu_quota=cpu_quota,
+            io_weight=io_weight,
+            nice=nice,
+            after_any=after_any,
+            begin=begin,
+            delay=delay,
+            group=group,
+            parallel=parallel,
+            key=key,
+            hook=hook,
+            stdin=stdin,
+            split_stderr=split_stderr,
+            log_mib=log_mib,
+        )
+        return list(self.ask("submit", spec=msgspec.to_builtins(spec), array=array))
 
-    def _change(self, what: str, programs: Sequence[str | int], value: float | None = None) -> None:
+    def submit_jobs(self, jobs: Source, key: str = "") -> dict[str, str]:
+        """Submit all that a job file says, or a dict in its form, at once: all of it, or nothing. Gives the number of
+        each by its name. With a `key`, submitted again, it is the same jobs."""
+        from dovetail.host.inputs.jobs import read_jobs
+        from dovetail.host.live.submission import program_spec
+
+        found = read_jobs(jobs)
+        places = {name: f"+{i}" for i, name in enumerate(found)}
+        specs = []
+        for job in found.values():
+            words = job.words() | {
+                n: [places.get(each, each) for each in getattr(job, n)] for n in ("after", "after_any")
+            }
+            specs.append(msgspec.to_builtins(program_spec(**words)))
+        numbers: Numbers = self.ask("submit_all", specs=specs, key=key)
+        return dict(zip(found, numbers, strict=True))
+
+    def retry(self, *programs: str | int) -> dict[str, str]:
+        """Let programs that failed, of these or of all, come once more; gives the new number of each."""
+        return dict(self.ask("retry", jobs=[str(program) for program in programs]))
+
+    def edit(self, program: str | int, *command: str, **changes: Unpack[EditWords]) -> Numbers:
+        """Change a program that waits, or those of an array that do, with the words of `submit`; gives their numbers.
+        What is not given stays as it is, and so does its place in the queue."""
+        from dovetail.host.live.submission import changed_words
+
+        found = changed_words({"command": command, **changes})
+        if not found:
+            raise InputError("edit: expected something to change")
+        return list(self.ask("edit", job=str(program), changes=found))
+
+    def clean(self, *programs: str | int, completed: bool = False) -> Numbers:
+        """Forget programs that have ended, of these or all, or only those that were completed, and remove their logs;
+        gives their numbers. The journal keeps what happened to them."""
+        return list(self.ask("clean", jobs=[str(program) for program in programs], completed=completed))
+
+    def group(self, name: str, parallel: int | None) -> None:
+        """Let so many programs of a group run at once from now on, or all; who runs goes on."""
+        self.ask("group", name=name, parallel=parallel)
+
+    def _change(self, what: str, programs: Sequence[str | int], value: float | None = None) -> Numbers:
         if not programs:
             raise InputError(f"{what}: expected numbers of programs or arrays; `dovetail host list` has them")
-        for program in programs:
-            self.ask("ask", job=str(program), what=what, value=value)
+        found = [self.ask("ask", job=str(program), what=what, value=value) for program in programs]
+        return [number for numbers in found for number in numbers]
 
     def pause(self, *programs: str | int) -> None:
         """Pause programs; they keep their memory and give up their cores."""
@@ -315,9 +384,10 @@ class Client:
         """Cancel programs, whether they wait, run or are paused."""
         self._change("cancel", programs)
 
-    def requeue(self, *programs: str | int) -> None:
-        """End programs and put them back into the queue, to begin again."""
-        self._change("requeue", programs)
+    def requeue(self, *programs: str | int) -> Numbers:
+        """Put programs back into the queue, to begin again. What runs is ended first; what has ended comes once more,
+        under a new number. Gives the numbers."""
+        return self._change("requeue", programs)
 
     def resize(self, program: str | int, cores: int) -> None:
         """Change how many cores a program asks for."""
@@ -342,39 +412,11 @@ class Client:
         Each starts a container of its image, or the command, at its time, as wide as the machine at most; an update
         resizes what it names. `speed` lets the delays pass so many times as fast; `complain` hears what went wrong.
         """
-        from dovetail.host.inputs.requests import read_requests
+        from dovetail.host.live.request_run import submit_requests
 
-        if not isinstance(speed, int | float) or not 0 < speed < float("inf"):
-            raise InputError(f"speed {speed}: expected a positive number")
-        try:
-            words = shlex.split(command) if isinstance(command, str) else list(command)
-        except ValueError as error:
-            raise InputError(f"command {command}: {error}") from None
-        told, cores = read_requests(requests, delays), len(self.about().cpus)
-        wide = next((request for request in told if request.threads > cores), None)
-        if wide is not None:
-            complain(f"{wide.line}: asks for {wide.threads} threads, {cores} are all there are")
-        jobs: dict[str, str] = {}
-        began = time.monotonic()
-        for request in told:
-            time.sleep(max(began + request.at_s / speed - time.monotonic(), 0.0))
-            threads = min(request.threads, cores)
-            if request.kind == "execution":
-                jobs[request.id] = self.submit(
-                    *words,
-                    cores=threads,
-                    name=request.id,
-                    image="" if words else request.image,
-                    env={"DOVETAIL_REQUEST": request.id},
-                    priority=request.priority,
-                    work=request.work or 0.0,
-                )[0]
-                continue
-            try:
-                self.resize(jobs[request.id], threads)
-            except DovetailError as error:  # most often it has ended
-                complain(f"{request.line}: {error}")
-        return self._figures(self.wait(*jobs.values(), progress=progress))
+        cores = len(self.about().cpus)
+        jobs = submit_requests(self.submit, self.resize, cores, requests, command, delays, speed, complain)
+        return self._figures(self.wait(*jobs, progress=progress))
 
     def down(self, cancel: bool = False, within_s: float = 60.0) -> Numbers:
         """Stop the daemon; gives the programs that are left as they are. With `cancel` all are cancelled first, and the
@@ -403,6 +445,6 @@ class Client:
         return left
 
 
-def log_path(program: str, folder: AnyPath | None = None) -> Path:
+def log_path(program: str, folder: AnyPath | None = None, stderr: bool = False) -> Path:
     """The file that a program writes into, with or without a daemon."""
-    return daemon_folder(folder) / "logs" / f"{program}.log"
+    return daemon_folder(folder) / "logs" / f"{program}.{'err' if stderr else 'log'}"

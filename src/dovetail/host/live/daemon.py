@@ -32,6 +32,11 @@ LONGEST_LINE = 1 << 24
 # What can be asked for, by the word after "do", and who does it; the other words are its parameters.
 _DONE_BY: dict[str, Callable[..., Any]] = {
     "submit": Service.submit,
+    "submit_all": Service.submit_all,
+    "retry": Service.retry,
+    "edit": Service.edit,
+    "clean": Service.clean,
+    "group": Service.group,
     "ask": Service.ask,
     "list": Service.listing,
     "about": Service.about,

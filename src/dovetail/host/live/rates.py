@@ -30,6 +30,8 @@ def rate_table(steps: Iterable[tuple[int, float, Sequence[Any]]], names: Mapping
     begun: dict[str, tuple[str, float]] = {}
     for _, t, events in steps:
         for event in events:
+            if getattr(event, "job", "") not in names:
+                continue  # one that was cleaned away
             match event:
                 case Measured():
                     rates.setdefault(names[event.job], {})[event.width] = event.rate

@@ -11,7 +11,8 @@ import os
 import shutil
 import sys
 import threading
-from collections.abc import Sequence
+import time
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -20,7 +21,7 @@ from msgspec.structs import replace
 
 from dovetail.core.engine import serve
 from dovetail.core.errors import DovetailError, InputError, ReplayError, did_you_mean
-from dovetail.core.events import Asked, Failed, Finished, Measured
+from dovetail.core.events import Asked, Complete, Failed, Finished, Observed, Reject
 from dovetail.core.inbox import Inbox
 from dovetail.core.service.clock import LastingClock
 from dovetail.core.service.store import Store, StoreError
@@ -30,12 +31,15 @@ from dovetail.host.live.control import Control
 from dovetail.host.live.executors import NotNowError
 from dovetail.host.live.executors.table import ExecutorTable
 from dovetail.host.live.gpus import GpuWatch
+from dovetail.host.live.hooks import Hooks
+from dovetail.host.live.past import past_of
 from dovetail.host.live.rates import rate_table
 from dovetail.host.live.reconciler import Attempt, Reconciler
 from dovetail.host.live.samples import Samples
 from dovetail.host.live.setup import HostSetup, write_journal
 from dovetail.host.live.specs import Spec
 from dovetail.host.live.status import LiveProgram, State
+from dovetail.host.live.upkeep import Upkeep
 from dovetail.host.metrics import Programs, ProgramStatus
 from dovetail.host.simulate import machine
 
@@ -67,6 +71,9 @@ class Service:
         self._gpus = GpuWatch(setup.policies.gpus)
         self._samples = Samples(self._inbox, self._control, self._gpus)
         self._closing = threading.Event()
+        self._edits: dict[int, Spec] = {}  # what programs are to be, by the request that is not heard yet
+        self._upkeep = Upkeep(self._inbox, self._book, self.now)
+        self._hooks = Hooks(folder, self._book.note_hook)
         self._reconciler = Reconciler(self._inbox, self._book, self._executors, self._control, setup.cpus, setup.gpus)
 
     # --- the loop ---------------------------------------------------------------------------------------
@@ -76,9 +83,13 @@ class Service:
         history = list(self._store.steps())
         for step in history:
             self._status.step(*step)
+        for job in self._status.rows.keys() - self._book.specs.keys():
+            del self._status.rows[job]  # it was cleaned away
         for row in self._status.rows.values():
             if row.wanted:
                 self._reconciler.adopt(row.program, row.wanted, row.devices, row.why, row.gpus)
+            elif row.closed_s is not None:
+                self._run_hook(row.program)  # unless it was run
         self._tidy()
         for job in sorted(self._book.specs.keys() - self._status.rows.keys(), key=_by_number):
             self._inbox.put(self._book.specs[job].arrival(job, self.setup.cores))
@@ -104,6 +115,7 @@ class Service:
         finally:
             self._closing.set()
             self._reconciler.close()
+            self._hooks.close()
             sampler.join()
             self._control.close_all()
             for executor in self._executors.all():
@@ -122,6 +134,7 @@ class Service:
                     for event in events:
                         if isinstance(event, Finished | Failed):
                             self._book.keep_end(event.job)
+                    self._keep_edits(events)
                 break
             except StoreError as error:
                 if self._closing.is_set():
@@ -136,9 +149,17 @@ class Service:
         for event in events:
             if isinstance(event, Finished | Failed):
                 self._reconciler.kept(event.job)
+            elif isinstance(event, Complete | Reject):
+                self._run_hook(event.job)
         with self._seen:
             self._unseen.difference_update(map(id, events))
             self._seen.notify_all()
+
+    def _run_hook(self, job: str) -> None:
+        with self._lock:
+            spec = self._book.specs.get(job)  # none, if it was cleaned away already
+            if spec is not None and spec.hook and not self._book.ends[job].hooked:
+                self._hooks.run(spec, self.describe(self._status.rows[job]))
 
     def _tidy(self) -> None:
         keep = {self._book.run_name(row.program) for row in self._status.rows.values() if row.wanted}
@@ -159,23 +180,108 @@ class Service:
                 return
             with self._lock:
                 rows = self._status.open()
+            self._upkeep.look(rows)
             self._samples.look(filter(None, (self._reconciler.attempt(row.program) for row in rows)))
 
     # --- requests -------------------------------------------------------------------------------------------
 
     def submit(self, spec: Spec, array: int | None = None) -> list[str]:
         """Keep a program, or an array of them, and let it arrive; gives their numbers."""
+        return self._submit([spec], array, spec.key)
+
+    def submit_all(self, specs: list[Spec], key: str = "") -> list[str]:
+        """Keep programs that may wait for each other (+0 in `after` is the first of them): all of them, or none."""
+        return self._submit([replace(spec, key=key) for spec in specs], None, key)
+
+    def _submit(self, specs: list[Spec], array: int | None, key: str) -> list[str]:
+        for spec in specs:
+            self._check(spec)
+        for image in {spec.image for spec in specs}:
+            self._executors.get(image).reach(image)  # if there is no engine or no image, say so now
+        now, wall = self.now(), time.time()
+        with self._lock:
+            if jobs := self._book.same(key, specs):
+                return jobs
+            added = self._book.add([spec.at(now, wall) for spec in specs], array)
+            self._inbox.extend([each.arrival(job, self.setup.cores) for job, each in added.items()])
+        return list(added)
+
+    def _check(self, spec: Spec) -> None:
+        """Refuse what can never run here."""
         spec.check(self.setup.cores)
         if never := never_fits(self.setup.policies.gpus, spec.ask(self.setup.cores)):
             raise InputError(f"gpus: {never}")
-        executor = self._executors.get(spec.image)
-        executor.reach(spec.image)  # if there is no engine or no image, say so now
-        if lacks := executor.lacks([name for name in LIMITS if getattr(spec, name) is not None]):
+        limits = [name for name in LIMITS if getattr(spec, name) is not None]
+        if lacks := self._executors.get(spec.image).lacks(limits):
             raise InputError(lacks)
+
+    def retry(self, jobs: tuple[str, ...] = ()) -> dict[str, str]:
+        """Let what failed come once more under new numbers: of these, or of all that were not tried again yet."""
         with self._lock:
-            added = self._book.add(spec, array)
-            self._inbox.extend([each.arrival(job, self.setup.cores) for job, each in added.items()])
-        return list(added)
+            tried = {spec.again_of for spec in self._book.specs.values()}
+            named = [each for job in jobs for each in self._book.named(job)]
+            rows = self._status.rows
+            failed = [each for each, row in rows.items() if row.status == "rejected" and (not jobs or each in named)]
+            if jobs and not failed:
+                raise InputError(f"{', '.join(jobs)}: has not failed; requeue begins programs again in whatever state")
+            return self._again(job for job in failed if job not in tried or jobs)
+
+    def _again(self, jobs: Iterable[str]) -> dict[str, str]:
+        names = self._book.again(jobs)
+        self._inbox.extend([self._book.specs[new].arrival(new, self.setup.cores) for new in names.values()])
+        return names
+
+    def edit(self, job: str, changes: dict[str, Any]) -> list[str]:
+        """Change what a waiting program is, or all of an array that wait; gives those that were changed."""
+        if "command" in changes and len(self._book.named(job)) > 1:
+            raise InputError(f"{job} is an array: its programs differ by their index only")
+        asked, now, wall = [], self.now(), time.time()
+        timed = not changes.keys().isdisjoint(("begin", "delay_s"))
+        for each in self._book.named(job):
+            spec = self._book.specs[each].edited(changes)
+            self._check(spec)
+            spec = spec.at(now, wall) if timed else spec
+            asked.append(Asked(each, "edit", facts=spec.facts(self.setup.cores)))
+            self._edits[id(asked[-1])] = spec
+        self._hear(asked, f"edit of {job}")
+        kept = [event.job for event in asked if self._edits.pop(id(event), None) is None]
+        if not kept:
+            raise InputError(f"{job} does not wait any more; only waiting programs can be edited")
+        return kept
+
+    def _keep_edits(self, events: Sequence[Any]) -> None:
+        """In the step in which it is heard: an edit counts if the program waits then, as the scheduler has it too."""
+        for event in events:
+            if isinstance(event, Asked) and event.what == "edit" and id(event) in self._edits:
+                row = self._status.rows.get(event.job)
+                failed = any(isinstance(e, Failed) and e.job == event.job for e in events)
+                closed = any(isinstance(e, Reject) and e.job == event.job for e in events)
+                if (row is None or row.status == "waiting" or failed) and not closed:
+                    self._book.specs[event.job] = spec = self._edits.pop(id(event))
+                    self._book.put(event.job, spec)
+
+    def clean(self, jobs: tuple[str, ...] = (), completed: bool = False) -> list[str]:
+        """Forget programs that have ended, of these or all, or only those that were completed, and their logs. The
+        journal keeps what happened to them."""
+        with self._lock:
+            named = {each for job in jobs for each in self._book.named(job)}
+            gone = [
+                job
+                for job, row in self._status.rows.items()
+                if row.closed_s is not None
+                and (not jobs or job in named)
+                and (not completed or row.status == "completed")
+            ]
+            self._book.forget(gone)
+            for job in gone:
+                del self._status.rows[job]
+        return gone
+
+    def group(self, name: str, parallel: int | None = None) -> None:
+        """Let so many of a group run at once from now on, or all."""
+        if parallel is not None and parallel < 1:
+            raise InputError(f"parallel: found {parallel}, expected 1 or more")
+        self._hear([Observed("group", {"group": name, "parallel": parallel})], f"limit of {name}")
 
     def ask(self, job: str, what: str, value: float | None = None) -> list[str]:
         """Let the scheduler hear a request about a program, or all of an array; returns when it is kept."""
@@ -189,18 +295,26 @@ class Service:
             raise InputError(f"priority: found {value:g}, expected 0 (most urgent) or more")
         jobs = self._book.named(job)
         closed = {each: row for each in jobs if (row := self._status.rows.get(each)) and row.closed_s is not None}
+        if closed and what == "requeue":
+            with self._lock:
+                new = list(self._again(closed).values())
+            return [*new, *(each for job in jobs if job not in closed for each in self.ask(job, what))]
         if closed and len(jobs) == 1:
             raise InputError(f"program {job} is {_state(closed[job])}; it cannot be changed any more")
         if what == "resize" and len(jobs) == 1 and self._is_rigid(job):
             raise InputError(f"program {job} is rigid: it keeps the cores that it started with")
         asked = [Asked(each, what, value) for each in jobs if each not in closed]
+        self._hear(asked, f"{what} of {job}")
+        return [each.job for each in asked]
+
+    def _hear(self, asked: Sequence[Asked | Observed], what: str) -> None:
+        """Let the scheduler hear of something; returns when that is kept."""
         with self._seen:
             self._unseen.update(map(id, asked))
         self._inbox.extend(asked)
         with self._seen:
             if not self._seen.wait_for(lambda: self._unseen.isdisjoint(map(id, asked)), _ANSWER_LIMIT_S):
-                raise DovetailError(self.trouble or f"{what} of {job} was not decided yet; it will be")
-        return [each.job for each in asked]
+                raise DovetailError(self.trouble or f"{what} was not decided yet; it will be")
 
     def _is_rigid(self, job: str) -> bool:
         row = self._status.rows.get(job)
@@ -248,6 +362,8 @@ class Service:
             log=str(self._book.log_of(job)),
             gpus=tuple(self._gpus.gpus[gpu].number or 0 for gpu in row.gpus),
             peak_mib=max((each.peak_mib or 0.0 for each in ends.exits), default=0.0),
+            group=self._book.specs[job].group,
+            again_of=self._book.specs[job].again_of,
         )
         attempt = self._reconciler.attempt(job)
         return told if attempt is None else replace(told, **self._of_attempt(attempt, told))
@@ -291,17 +407,7 @@ class Service:
     def past(self, job: str) -> list[dict[str, Any]]:
         """What happened to a program, and what was decided about it and why."""
         self._book.named(job)
-        found = []
-        for _, t, events in self._store.steps():
-            for event in events:
-                if getattr(event, "job", "") == job:
-                    devices = getattr(event, "devices", None)
-                    cores = None if devices is None else [self.setup.cpus[device] for device in devices]
-                    why = getattr(event, "why", "") or getattr(event, "what", "")
-                    if isinstance(event, Measured):
-                        why = f"{event.rate:g} per second on {event.width}"
-                    found.append({"t": t, "what": type(event).__struct_config__.tag, "cores": cores, "why": why})
-        return found
+        return past_of(job, self._store.steps(), self.setup.cpus)
 
     def rates(self, path: str) -> int:
         """Write what was measured of the programs as a table of rates; gives the number of its entries."""

@@ -164,6 +164,8 @@ def _begin_anew(folder: Path, store: Store, before: HostSetup, forced: bool) -> 
         store.forget_steps()
         for job in programs:
             store.drop("program", job)
+        for name, _, _ in store.things("environment", dict, dict):
+            store.drop("environment", name)
     return True
 
 

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import msgspec
 from msgspec import Struct
 
-from dovetail.core.errors import InputError
+from dovetail.core.errors import InputError, did_you_mean
 from dovetail.core.events import Arrived
 from dovetail.host import agent
 from dovetail.host.curves import curve as speed_up
@@ -19,11 +19,37 @@ from dovetail.host.program import Ask, GpuPause
 
 _THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMEXPR_NUM_THREADS")
 
+EDITABLE = frozenset(
+    (
+        "command",
+        "cores",
+        "least",
+        "most",
+        "name",
+        "cwd",
+        "env",
+        "priority",
+        "limit_s",
+        "grace_s",
+        "retries",
+        "memory_mib",
+        "begin",
+        "delay_s",
+        "group",
+        "parallel",
+        "hook",
+        "log_mib",
+    )
+)
+
 
 class Spec(Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
     """A program: what to run and how, and what the scheduler should know of it. With an image it runs in a container.
 
-    `env` is the whole environment of a process, but only what is added to that of a container.
+    `env` is the whole environment of a process, but only what is added to that of a container; in the store it is kept
+    apart, under `env_name`, once for all that share it. `array` is its index and the size of its array. It begins after
+    `delay_s`, or at `begin` by the clock of the system: at `begin_s` by the service's own. What is submitted again with
+    the same `key` is the same program; `again_of` is the one that it does once more. `hook` is run when it has ended.
     """
 
     command: tuple[str, ...] = ()
@@ -51,11 +77,44 @@ class Spec(Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown
     cpu_quota: float | None = None
     io_weight: int | None = None
     nice: int | None = None
+    env_name: str = ""
+    array: tuple[int, int] | None = None
+    after_any: tuple[str, ...] = ()
+    begin: float | None = None
+    delay_s: float = 0.0
+    begin_s: float = 0.0
+    group: str = ""
+    parallel: int | None = None
+    key: str = ""
+    again_of: str = ""
+    hook: str = ""
+    stdin: str = ""
+    split_stderr: bool = False
+    log_mib: int | None = None
 
     @property
     def title(self) -> str:
         """What it is called: by its name, or by what it runs."""
         return self.name or os.path.basename(self.command[0] if self.command else self.image)
+
+    def command_place(self) -> tuple[tuple[str, ...], str, str]:
+        """What it runs, and where."""
+        return self.command, self.image, self.cwd
+
+    def edited(self, changes: dict[str, Any]) -> Spec:
+        """The same with other values; variables are added to its own."""
+        if unknown := changes.keys() - EDITABLE:
+            name = min(unknown)
+            raise InputError(
+                f"{name} cannot be edited{did_you_mean(name, EDITABLE)}; {', '.join(sorted(EDITABLE))} can"
+            )
+        from dovetail.core.files import checked
+
+        added = checked(changes.get("env", {}), dict[str, str], "env")
+        values: dict[str, Any] = msgspec.structs.asdict(self) | changes
+        if "begin" in changes or "delay_s" in changes:  # one in the place of the other
+            values |= {"begin": None, "delay_s": 0.0} | changes
+        return checked(values | {"env": self.env | added}, Spec)
 
     def check(self, cores: int) -> None:
         """Refuse what can never run here."""
@@ -83,9 +142,32 @@ class Spec(Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown
             ("nice", self.nice, self.nice is None or -20 <= self.nice <= 19, "-20 to 19"),
             ("network", self.network, self.image or not self.network, "an image: a process has the machine's network"),
             ("cwd", self.cwd, self.image or os.path.isdir(self.cwd), "a folder"),
+            ("delay_s", self.delay_s, 0 <= self.delay_s < float("inf"), "seconds"),
+            ("parallel", self.parallel, (self.parallel or 1) >= 1, "1 or more"),
+            ("parallel", self.parallel, self.parallel is None or self.group, "a group"),
+            ("stdin", self.stdin, not self.stdin or os.path.isfile(self.stdin), "a file"),
+            ("log_mib", self.log_mib, self.log_mib is None or self.log_mib >= 1, "MiB"),
+            ("stdin", self.stdin, not (self.stdin and self.image), "a process: a container reads nothing"),
+            (
+                "split_stderr",
+                self.split_stderr,
+                not (self.split_stderr and self.image),
+                "a process: a container has one",
+            ),
+            (
+                "log_mib",
+                self.log_mib,
+                self.log_mib is None or not self.image,
+                "a process: the engine keeps a container's",
+            ),
         ):
             if not fine:
                 raise InputError(f"{what}: found {found!r}, expected {expected}")
+
+    def at(self, now: float, wall: float) -> Spec:
+        """The same with its time to begin by the service's clock, which shows `now`."""
+        wait_s = self.delay_s if self.begin is None else max(self.begin - wall, 0.0)
+        return msgspec.structs.replace(self, begin_s=now + wait_s if wait_s else 0.0)
 
     def ask(self, cores: int) -> Ask:
         """What the scheduler is to know of it."""
@@ -104,12 +186,20 @@ class Spec(Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown
             gpu_mem_mib=self.gpu_mem_mib,
             gpu_type=self.gpu_type,
             gpu_pause=self.gpu_pause,
+            after_any=self.after_any,
+            begin_s=self.begin_s,
+            group=self.group,
+            parallel=self.parallel,
         )
 
+    def facts(self, cores: int) -> dict[str, Any]:
+        """The same as an event has it."""
+        found: dict[str, Any] = msgspec.to_builtins(self.ask(cores))
+        return found
+
     def arrival(self, job: str, cores: int) -> Arrived:
-        """What the scheduler hears of it."""
-        facts: dict[str, Any] = msgspec.to_builtins(self.ask(cores))
-        return Arrived(job, "program", (self.work_s,), facts=facts)
+        """What the scheduler hears when it comes."""
+        return Arrived(job, "program", (self.work_s,), facts=self.facts(cores))
 
 
 def environment(
@@ -129,12 +219,10 @@ def environment(
         agent.FOLDER: CONTROL_FOLDER if spec.image else control,
         "DOVETAIL_ATTEMPT": str(attempt),
     }
+    own = spec.env
+    if spec.array is not None:
+        own = own | {"DOVETAIL_ARRAY_INDEX": str(spec.array[0]), "DOVETAIL_ARRAY_SIZE": str(spec.array[1])}
     if gpus is None or spec.image:  # a container sees those that the engine gives it
-        return ours | spec.env
+        return ours | own
     seen = {"CUDA_DEVICE_ORDER": "PCI_BUS_ID", "CUDA_VISIBLE_DEVICES": ",".join(map(str, gpus))}
-    return ours | spec.env | seen if gpus else ours | seen | spec.env
-
-
-def array_environment(env: Mapping[str, str], index: int, size: int) -> dict[str, str]:
-    """The variables that tell one program of an array from the others."""
-    return dict(env) | {"DOVETAIL_ARRAY_INDEX": str(index), "DOVETAIL_ARRAY_SIZE": str(size)}
+    return ours | own | seen if gpus else ours | seen | own

@@ -51,11 +51,23 @@ class LiveProgram(Struct, frozen=True, kw_only=True):
     gpu_memory_mib: float = 0.0
     peak_mib: float = 0.0
     swap_mib: float = 0.0
+    group: str = ""
+    again_of: str = ""
 
     @property
     def closed(self) -> bool:
         """Whether it has ended, in whatever way."""
         return self.state in CLOSED
+
+    @property
+    def exit_status(self) -> int:
+        """As a shell has it: 0 if it was completed, else its exit code, 128 and the signal, or 1 if it has neither.
+
+        >>> LiveProgram(id="1", name="train", cores=1, state="cancelled", exit_codes=(-15,)).exit_status
+        143
+        """
+        code = (self.exit_codes[-1] if self.exit_codes else None) or 1
+        return 0 if self.state == "completed" else code if code > 0 else 128 - code
 
 
 def belongs(job: str, name: str) -> bool:

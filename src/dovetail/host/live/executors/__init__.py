@@ -26,7 +26,8 @@ class NotNowError(ExecutorError):
 
 
 class ProgramLaunch(Struct, frozen=True, kw_only=True):
-    """Everything that it takes to start a program. `folder` is the attempt's own, for what it leaves behind."""
+    """Everything that it takes to start a program. `folder` is the attempt's own, for what it leaves behind; without
+    `stdin` it reads nothing, without `errors` its standard error goes to the log."""
 
     run: str
     command: tuple[str, ...]
@@ -43,6 +44,8 @@ class ProgramLaunch(Struct, frozen=True, kw_only=True):
     cpu_quota: float | None = None  # cores' worth of time
     io_weight: int | None = None
     nice: int | None = None
+    stdin: str = ""
+    errors: str = ""
 
 
 class Exit(Struct, frozen=True, omit_defaults=True):

@@ -1,0 +1,218 @@
+"""Job files: programs to run, with a matrix of values for sweeps, as YAML, TOML or JSON; to submit, or to simulate.
+
+defaults: {cores: 2, group: sweep, parallel: 2}
+jobs:
+  - name: train-{lr}-{seed}
+    command: python train.py --lr {lr} --seed {seed}
+    matrix: {lr: [0.1, 0.01], seed: [0, 1, 2]}
+    exclude: [{lr: 0.1, seed: 2}]
+  - name: compare
+    command: [python, compare.py]
+    after: [train-*]
+"""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Mapping, Sequence
+from fnmatch import fnmatchcase
+from itertools import product
+from os import PathLike
+from typing import Any
+
+import msgspec
+from msgspec import Struct
+
+from dovetail.core.errors import InputError, did_you_mean
+from dovetail.core.files import Document, Source
+from dovetail.host.gpus import parse_mib
+from dovetail.host.inputs.times import seconds
+from dovetail.host.program import Ask, GpuPause
+
+SUFFIXES = (".yaml", ".yml", ".toml", ".json")
+Scalar = str | int | float | bool
+_PLACE = re.compile(r"\{([A-Za-z_][A-Za-z0-9_]*)\}")
+_MOST = 100_000
+
+
+class ProgramJob(Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
+    """One entry: the words of `dovetail host submit`, a name, and what it is to be repeated for. `{x}` in its name,
+    command, variables, folder and names of others is the value of `x` in the matrix, whose combinations are all taken
+    but those that `exclude` matches. `after` and `after_any` are names in the file (`*` is anything) or numbers."""
+
+    name: str
+    command: str | tuple[str, ...] = ()
+    matrix: dict[str, tuple[Scalar, ...]] = {}
+    exclude: tuple[dict[str, Scalar], ...] = ()
+    image: str = ""
+    network: bool = False
+    cwd: str | None = None
+    env: dict[str, Scalar] = {}
+    cores: int = 1
+    least: int = 1
+    most: int | None = None
+    priority: int = 0
+    after: tuple[str | int, ...] = ()
+    after_any: tuple[str | int, ...] = ()
+    begin: str | None = None
+    delay: float | str | None = None
+    group: str = ""
+    parallel: int | None = None
+    limit: float | None = None
+    grace: float | None = None
+    retries: int = 0
+    memory_mib: int | None = None
+    work: float = 0.0
+    curve: str = "linear"
+    rigid: bool = False
+    gpus: int = 0
+    gpu_mem: str | int | None = None
+    gpu_type: str = ""
+    gpu_pause: GpuPause = "hold"
+    cpu_quota: float | None = None
+    io_weight: int | None = None
+    nice: int | None = None
+    hook: str = ""
+    stdin: str | None = None
+    split_stderr: bool = False
+    log_mib: int | None = None
+
+    def ask(self) -> Ask:
+        """What a simulated scheduler is asked for."""
+        if self.begin is not None:
+            raise InputError(f"{self.name}: begin: a simulation has no time of day; expected delay")
+        return Ask(
+            cores=self.cores,
+            least=self.least,
+            most=self.most,
+            priority=self.priority,
+            curve=self.curve,
+            memory_mib=self.memory_mib or 0,
+            after=tuple(map(str, self.after)),
+            limit_s=self.limit,
+            retries=self.retries,
+            malleable=not self.rigid,
+            gpus=self.gpus,
+            gpu_mem_mib=None if self.gpu_mem is None else parse_mib(self.gpu_mem),
+            gpu_type=self.gpu_type,
+            gpu_pause=self.gpu_pause,
+            after_any=tuple(map(str, self.after_any)),
+            begin_s=seconds(self.delay or 0.0),
+            group=self.group,
+            parallel=self.parallel,
+        )
+
+    def words(self) -> dict[str, Any]:
+        """The words of `submit`, the command among them."""
+        found: dict[str, Any] = msgspec.structs.asdict(self)
+        return {name: value for name, value in found.items() if name not in ("matrix", "exclude")}
+
+
+def is_job_file(source: Source) -> bool:
+    """Whether it is in the form of a job file; a request file has lines, or rows."""
+    if isinstance(source, str | PathLike):
+        return str(source).endswith(SUFFIXES)
+    return isinstance(source, Mapping) and "jobs" in source
+
+
+class _JobFile(Struct, frozen=True, forbid_unknown_fields=True):
+    jobs: tuple[dict[str, Any], ...]
+    defaults: dict[str, Any] = {}
+
+
+def read_jobs(source: Source) -> dict[str, ProgramJob]:
+    """The jobs of a file, or of a dict in its form, by name, each combination of a matrix for itself; those that one
+    waits for come before it.
+
+    >>> jobs = read_jobs({"jobs": [{"name": "t{n}", "command": "train {n}", "matrix": {"n": [1, 2]}},
+    ...                            {"name": "end", "command": "true", "after": ["t*"]}]})
+    >>> {name: (job.command, job.after) for name, job in jobs.items()}
+    {'t1': (('train', '1'), ()), 't2': (('train', '2'), ()), 'end': (('true',), ('t1', 't2'))}
+    """
+    doc = Document.of(source, "jobs")
+    file = doc.convert(doc.data, _JobFile)
+    found: dict[str, ProgramJob] = {}
+    for i, entry in enumerate(file.jobs):
+        job = doc.convert(file.defaults | entry, ProgramJob, ("jobs", i))
+        for each in _combinations(doc, i, job):
+            if each.name in found:
+                hint = "; name its matrix in it, as {x}" if job.matrix else ""
+                raise doc.error(("jobs", i, "name"), f"{each.name} is there twice{hint}")
+            found[each.name] = each
+    if not found:
+        raise doc.error(("jobs",), "expected at least one job")
+    return _in_order(doc, {name: _resolved(doc, job, found) for name, job in found.items()})
+
+
+def _combinations(doc: Document, i: int, job: ProgramJob) -> list[ProgramJob]:
+    where = ("jobs", i, "matrix")
+    count = 1
+    for name, values in job.matrix.items():
+        if not values:
+            raise doc.error((*where, name), "expected at least one value")
+        count *= len(values)
+    if count > _MOST:
+        raise doc.error(where, f"found {count} combinations, expected up to {_MOST}")
+    for place, excluded in enumerate(job.exclude):
+        if unknown := excluded.keys() - job.matrix.keys():
+            name = min(unknown)
+            raise doc.error(
+                ("jobs", i, "exclude", place), f"{name} is not in the matrix{did_you_mean(name, job.matrix)}"
+            )
+    made = []
+    for values in product(*job.matrix.values()):
+        chosen = dict(zip(job.matrix, values, strict=True))
+        if not any(out.items() <= chosen.items() for out in job.exclude):
+            made.append(_filled(job, chosen))
+    return made
+
+
+def _filled(job: ProgramJob, chosen: Mapping[str, Scalar]) -> ProgramJob:
+    """A job with the values of one combination in the places that name them; other braces stay."""
+
+    def fill(text: str) -> str:
+        return _PLACE.sub(lambda m: _text(chosen[m[1]]) if m[1] in chosen else m[0], text)
+
+    command = shlex.split(job.command) if isinstance(job.command, str) else job.command
+    return msgspec.structs.replace(
+        job,
+        name=fill(job.name),
+        command=tuple(fill(word) for word in command),
+        cwd=None if job.cwd is None else fill(job.cwd),
+        env={name: fill(_text(value)) for name, value in job.env.items()},
+        stdin=None if job.stdin is None else fill(job.stdin),
+        after=tuple(fill(str(each)) for each in job.after),
+        after_any=tuple(fill(str(each)) for each in job.after_any),
+    )
+
+
+def _text(value: Scalar) -> str:
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def _resolved(doc: Document, job: ProgramJob, found: Mapping[str, ProgramJob]) -> ProgramJob:
+    """A job with the full names of those that it waits for; what is a number stays one."""
+
+    def named(each: str | int) -> Sequence[str]:
+        text = str(each)
+        if text in found or re.fullmatch(r"\d+(\.\d+)?", text):
+            return [text]
+        if "*" in text and (matching := [name for name in found if fnmatchcase(name, text) and name != job.name]):
+            return matching
+        raise InputError(f"{doc.path}: {job.name}: after: there is no job {text}{did_you_mean(text, found)}")
+
+    after, after_any = (tuple(name for each in a for name in named(each)) for a in (job.after, job.after_any))
+    return msgspec.structs.replace(job, after=after, after_any=after_any)
+
+
+def _in_order(doc: Document, jobs: Mapping[str, ProgramJob]) -> dict[str, ProgramJob]:
+    """Each after all that it waits for; a circle of them is an error."""
+    done: dict[str, ProgramJob] = {}
+    while len(done) < len(jobs):
+        left = {name: job for name, job in jobs.items() if name not in done}
+        free = [name for name, job in left.items() if not left.keys() & {*job.after, *job.after_any}]
+        if not free:
+            raise InputError(f"{doc.path}: {', '.join(list(left)[:3])} wait for each other")
+        done |= {name: jobs[name] for name in free}
+    return done

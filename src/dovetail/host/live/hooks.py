@@ -1,0 +1,77 @@
+"""What is run when a program has ended: a command of its user, with the outcome in its environment."""
+
+from __future__ import annotations
+
+import subprocess
+import threading
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from pathlib import Path
+
+from dovetail.host.live.specs import Spec
+from dovetail.host.live.status import LiveProgram
+
+LOG = "hooks.log"
+_LIMIT_S = 60.0
+_AT_ONCE = 4
+
+
+class Hooks:
+    """Runs hooks beside what the service does, a few at a time, and tells when each was run: one that a killed daemon
+    was not told of is run again by the next."""
+
+    def __init__(self, folder: Path, done: Callable[[str], None]) -> None:
+        self._log, self._done = folder / "logs" / LOG, done
+        self._pool = ThreadPoolExecutor(_AT_ONCE, thread_name_prefix="hook")
+        self._writing = threading.Lock()
+
+    def run(self, spec: Spec, ended: LiveProgram) -> None:
+        """Run the hook of a program that has ended so."""
+        with suppress(RuntimeError):  # the daemon ends: the next one runs it
+            self._pool.submit(self._run, spec, ended)
+
+    def _run(self, spec: Spec, ended: LiveProgram) -> None:
+        words, cwd = ["sh", "-c", spec.hook], spec.cwd if Path(spec.cwd or "-").is_dir() else "/"
+        null, pipe = subprocess.DEVNULL, subprocess.PIPE
+        try:
+            done = subprocess.run(
+                words,
+                cwd=cwd,
+                env=spec.env | outcome(ended),
+                stdin=null,
+                stdout=pipe,
+                stderr=subprocess.STDOUT,
+                timeout=_LIMIT_S,
+                check=False,
+            )
+            said, how = done.stdout, f"exit code {done.returncode}" if done.returncode else ""
+        except subprocess.TimeoutExpired as error:
+            said, how = error.stdout or b"", f"killed after {_LIMIT_S:g} s"
+        except OSError as error:
+            said, how = b"", str(error.strerror)
+        with suppress(OSError), self._writing, self._log.open("ab") as log:
+            log.write(said + (f"hook of {ended.id}: {how}\n".encode() if how else b""))
+        self._done(ended.id)
+
+    def close(self) -> None:
+        self._pool.shutdown(wait=False, cancel_futures=True)
+
+
+def outcome(ended: LiveProgram) -> dict[str, str]:
+    """How a program ended, as variables.
+
+    >>> outcome(LiveProgram(id="3", name="train", cores=1, state="failed", exit_codes=(2,)))["DOVETAIL_EXIT_CODE"]
+    '2'
+    """
+    return {
+        "DOVETAIL_PROGRAM": ended.id,
+        "DOVETAIL_NAME": ended.name,
+        "DOVETAIL_GROUP": ended.group,
+        "DOVETAIL_STATE": ended.state,
+        "DOVETAIL_EXIT_CODE": str(ended.exit_status),
+        "DOVETAIL_WHY": ended.why,
+        "DOVETAIL_ATTEMPTS": str(ended.attempts),
+        "DOVETAIL_SERVICE_S": f"{ended.service_s or 0.0:.3f}",
+        "DOVETAIL_LOG": ended.log,
+    }

@@ -1,0 +1,82 @@
+"""What users say of a program, in the words of `submit` and of job files, as what the daemon is told."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from datetime import datetime
+from pathlib import Path
+from typing import Any, TypedDict
+
+from dovetail.core.errors import InputError
+from dovetail.core.files import checked
+from dovetail.core.service.access import AnyPath
+from dovetail.host.gpus import parse_mib
+from dovetail.host.inputs.times import moment, seconds
+from dovetail.host.live.specs import Spec
+
+_RENAMED = {"limit": "limit_s", "grace": "grace_s", "work": "work_s"}
+_EMPTY: tuple[Any, ...] = (None, "", (), [], {})
+
+
+class EditWords(TypedDict, total=False):
+    """What can be changed of a program that waits, in the words of `submit`."""
+
+    cores: int | None
+    least: int | None
+    most: int | None
+    name: str | None
+    cwd: AnyPath | None
+    env: Mapping[str, str] | None
+    priority: int | None
+    limit: float | None
+    grace: float | None
+    retries: int | None
+    memory_mib: int | None
+    begin: str | datetime | None
+    delay: float | str | None
+    group: str | None
+    parallel: int | None
+    hook: str | None
+    log_mib: int | None
+
+
+def program_spec(
+    command: Sequence[str],
+    *,
+    image: str = "",
+    cwd: AnyPath | None = None,
+    env: Mapping[str, str] | None = None,
+    rigid: bool = False,
+    **words: Any,
+) -> Spec:
+    """A program with these words of `submit`: by default in this folder, with our environment variables."""
+    variables = checked(env or {}, dict[str, str], "env")
+    values = changed_words(words) | {
+        "command": command,
+        "image": image,
+        "cwd": str(Path(cwd).absolute()) if cwd is not None else "" if image else os.getcwd(),
+        "env": variables if image else dict(os.environ) | variables,
+        "malleable": not rigid,
+    }
+    return checked(values, Spec)
+
+
+def changed_words(words: Mapping[str, Any]) -> dict[str, Any]:
+    """The words that say something, by the daemon's names and in its units."""
+    found = {_RENAMED.get(name, name): value for name, value in words.items() if value not in _EMPTY}
+    for name in ("after", "after_any"):
+        if name in found:
+            found[name] = [str(each) for each in checked(found[name], list[str | int], name)]
+    if "begin" in found and "delay" in found:
+        raise InputError("begin, delay: expected one of them")
+    if "begin" in found:
+        found["begin"] = moment(found["begin"])
+    if "gpu_mem" in found:
+        found["gpu_mem_mib"] = parse_mib(found.pop("gpu_mem"))
+    if "delay" in found:
+        found["delay_s"] = seconds(found.pop("delay"))
+    for name in ("stdin", "cwd"):
+        if name in found:
+            found[name] = str(Path(found[name]).absolute())
+    return found

@@ -1,0 +1,129 @@
+"""Job files: matrices, names of others, errors with their place; and the same file simulated."""
+
+from __future__ import annotations
+
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dovetail import host
+from dovetail.cli import main
+from dovetail.core.errors import InputError
+from dovetail.host.inputs.jobs import read_jobs
+
+YAML = """\
+defaults: {cores: 2, group: sweep, parallel: 2, work: 20}
+jobs:
+  - name: train-{lr}-{seed}
+    command: python train.py --lr {lr} --seed {seed} --keep '{a} b'
+    matrix: {lr: [0.1, 0.01], seed: [0, 1]}
+    exclude: [{lr: 0.1, seed: 1}]
+    env: {SEED: "{seed}"}
+  - name: compare
+    command: [python, compare.py]
+    group: ""
+    parallel: null
+    after: [train-*]
+    after_any: [7]
+    delay: 1m
+"""
+TOML = """\
+[defaults]
+cores = 2
+work = 20
+[[jobs]]
+name = "train-{lr}"
+command = "train {lr}"
+matrix = {lr = [0.1, 0.01]}
+"""
+
+
+def test_a_matrix_gives_every_combination_but_the_excluded(tmp_path: Path) -> None:
+    path = tmp_path / "sweep.yaml"
+    path.write_text(YAML)
+    jobs = read_jobs(path)
+    assert list(jobs) == ["train-0.1-0", "train-0.01-0", "train-0.01-1", "compare"]
+    last = jobs["train-0.01-1"]
+    assert last.command == ("python", "train.py", "--lr", "0.01", "--seed", "1", "--keep", "{a} b")
+    assert (last.env, last.cores, last.group, last.parallel) == ({"SEED": "1"}, 2, "sweep", 2)
+    assert jobs["compare"].after == ("train-0.1-0", "train-0.01-0", "train-0.01-1")
+    assert (jobs["compare"].after_any, jobs["compare"].group, jobs["compare"].command) == (
+        ("7",),
+        "",
+        ("python", "compare.py"),
+    )
+
+
+def test_toml_is_read_too(tmp_path: Path) -> None:
+    path = tmp_path / "sweep.toml"
+    path.write_text(TOML)
+    assert {name: job.command for name, job in read_jobs(path).items()} == {
+        "train-0.1": ("train", "0.1"),
+        "train-0.01": ("train", "0.01"),
+    }
+
+
+@given(st.dictionaries(st.sampled_from("abc"), st.lists(st.integers(0, 3), min_size=1, max_size=3, unique=True)))
+def test_the_combinations_are_the_product(matrix: dict[str, list[int]]) -> None:
+    name = "j" + "".join(f"-{{{key}}}" for key in matrix)
+    jobs = read_jobs({"jobs": [{"name": name, "command": "x", "matrix": matrix}]})
+    assert list(jobs) == ["-".join(["j", *map(str, values)]) for values in product(*matrix.values())]
+
+
+@pytest.mark.parametrize(
+    ("jobs", "message"),
+    [
+        ([{"name": "a", "comand": "x"}], r"jobs.0.comand: .*did you mean 'command'"),
+        ([{"name": "a", "matrix": {"n": [1, 2]}}], "a is there twice; name its matrix in it"),
+        ([{"name": "a", "matrix": {"n": []}}], "matrix.n: expected at least one value"),
+        ([{"name": "a{n}", "matrix": {"n": [1]}, "exclude": [{"m": 1}]}], "exclude.0: m is not in the matrix"),
+        ([{"name": "a", "after": ["bb"]}, {"name": "b"}], "a: after: there is no job bb"),
+        ([{"name": "a", "after": ["b"]}, {"name": "b", "after_any": ["a"]}], "a, b wait for each other"),
+        ([], "expected at least one job"),
+        ([{"name": "a", "matrix": {c: list(range(100)) for c in "xyz"}}], "found 1000000 combinations"),
+    ],
+)
+def test_what_is_wrong_is_named(jobs: list[dict[str, Any]], message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        read_jobs({"jobs": jobs})
+
+
+def test_a_broken_toml_file_is_named_with_its_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "sweep.toml"
+    path.write_text("[defaults]\ncores = \n")
+    assert main(["host", "submit-jobs", str(path), "--dry-run"]) == 2
+    assert f"{path}:2: not TOML: " in capsys.readouterr().err
+
+
+def test_a_dry_run_prints_the_commands(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "sweep.toml"
+    path.write_text(TOML)
+    assert main(["host", "submit-jobs", str(path), "--dry-run"]) == 0
+    assert capsys.readouterr().out == "train-0.1: train 0.1\ntrain-0.01: train 0.01\n"
+
+
+def test_a_job_file_is_simulated_as_it_would_run(tmp_path: Path) -> None:
+    """Three of ten seconds each, two at a time; the one behind them, not before its minute."""
+    path = tmp_path / "sweep.yaml"
+    path.write_text(YAML.replace("    after_any: [7]\n", ""))
+    run = host.simulate(host.load(path, cores=8), journal=tmp_path / "run.jsonl")
+    times = {program.program: (program.started_s, program.ended_s) for program in run.programs}
+    assert times == {
+        "train-0.1-0": (0.0, 10.0),
+        "train-0.01-0": (0.0, 10.0),
+        "train-0.01-1": (10.0, 20.0),
+        "compare": (60.0, 70.0),
+    }
+    assert run.check().valid
+    with pytest.raises(InputError, match="a simulation has no time of day"):
+        host.load({"jobs": [{"name": "a", "begin": "22:00"}]})
+
+
+def test_the_older_scheduler_refuses_what_it_does_not_know() -> None:
+    workload = host.load({"jobs": [{"name": "a", "group": "g", "parallel": 1}]}, cores=4)
+    with pytest.raises(InputError, match="knows no dependencies, no times to begin and no groups"):
+        host.simulate(workload, profile="legacy")

@@ -1,0 +1,213 @@
+"""The queue of a real daemon: what is done again, changed, held back and told of; also when the daemon is killed."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from datetime import datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dovetail.cli import main
+from dovetail.core.errors import InputError
+from dovetail.host import Client, connect
+from dovetail.host.check import check_journal
+from dovetail.host.live.log_rotation import rotate
+from tests.host.live import Daemon, until
+from tests.host.test_daemon import JUMPS
+
+
+@pytest.fixture
+def daemon(tmp_path: Path) -> Iterator[Daemon]:
+    with Daemon(tmp_path / "state", options={"assign": "always_attend"}) as daemon:
+        daemon.up()
+        yield daemon
+
+
+@pytest.fixture
+def client(daemon: Daemon) -> Iterator[Client]:
+    with connect(daemon.folder) as client:
+        yield client
+
+
+def states(client: Client) -> dict[str, str]:
+    return {program.id: program.state for program in client.list(all=True)}
+
+
+def test_what_failed_comes_once_more_with_all_that_waited_for_it(client: Client, tmp_path: Path) -> None:
+    mark = tmp_path / "mark"
+    client.submit("test", "-e", str(mark))
+    client.submit("true", after=[1])
+    client.submit("false", array=2)
+    assert {program.state for program in client.wait()} == {"failed"}
+    mark.touch()
+    assert client.retry() == {"1": "4", "2": "5", "3.0": "6.0", "3.1": "6.1"}
+    assert client.retry() == {}  # those that failed were tried again, whatever came of it
+    client.wait()
+    assert states(client) | {"4": "completed", "5": "completed"} == states(client)
+    assert client.status(5).again_of == "2"
+    assert client.requeue(4) == ["7"]
+    assert client.wait(7)[0].state == "completed"
+    with pytest.raises(InputError, match="4: has not failed"):
+        client.retry(4)
+
+
+def test_the_exit_code_is_the_programs(daemon: Daemon, capfd: pytest.CaptureFixture[str]) -> None:
+    state = ["--state", str(daemon.folder)]
+    assert main(["host", "submit", "--wait", *state, "--", "sh", "-c", "exit 7"]) == 7
+    assert main(["host", "submit", "--follow", *state, "--", "sh", "-c", "echo first; kill -9 $$"]) == 137
+    assert main(["host", "wait", "1", *state]) == 7
+    assert main(["host", "submit", "--wait", "--array", "2", *state, "--", "true"]) == 0
+    found = capfd.readouterr()
+    assert (found.out, found.err) == ("1\nfirst\n3.0\n3.1\n", "2\n")
+    assert main(["host", "submit", "--follow", "--array", "2", *state, "--", "true"]) == 2
+
+
+def test_a_waiting_program_is_edited_and_others_are_not(client: Client) -> None:
+    client.submit("sleep", "1000", name="first")
+    client.submit("false", after_any=[1], env={"A": "1", "B": "2"})
+    until(lambda: client.status(1).actual)
+    assert client.edit(2, "sh", "-c", "echo $A $B; exit 3", env={"B": "4"}, retries=1, name="other") == ["2"]
+    for wrong, message in (({"cores": 10_000}, "cores: found 10000"), ({"priority": -1}, "priority")):
+        with pytest.raises(InputError, match=message):
+            client.edit(2, **wrong)  # type: ignore[arg-type]
+    with pytest.raises(InputError, match="1 does not wait any more"):
+        client.edit(1, cores=1)
+    client.cancel(1)
+    ended = client.wait(2)[0]
+    assert (ended.name, ended.exit_codes) == ("other", (3, 3))
+    assert b"".join(client.logs(2)) == b"1 4\n1 4\n"
+
+
+def test_no_more_of_a_group_run_than_may(client: Client, tmp_path: Path) -> None:
+    """Each finds itself alone in a folder that only one can make."""
+    alone = f"mkdir {tmp_path}/alone && sleep 0.05 && rmdir {tmp_path}/alone"
+    client.submit("sh", "-c", alone, group="g", parallel=1, array=4)
+    assert {program.state for program in client.wait()} == {"completed"}
+    client.submit("sleep", "1000", group="g", array=2)
+    until(lambda: sum(program.actual > 0 for program in client.list()) == 1)
+    assert [program.why for program in client.list()][1] == "of group g 1 may run at once"
+    client.group("g", None)
+    cores = len(client.about().cpus)
+    until(lambda: sum(program.actual > 0 for program in client.list()) == min(2, cores))
+    assert {program.group for program in client.list()} == {"g"}
+    client.cancel(2)
+    client.wait()
+
+
+def test_a_program_begins_at_its_time_by_a_clock_that_is_set(tmp_path: Path) -> None:
+    (tmp_path / "sitecustomize.py").write_text(JUMPS)
+    found = f"{tmp_path}{os.pathsep}{os.environ.get('PYTHONPATH', '')}"
+    jump = tmp_path / "clock"
+    with Daemon(tmp_path / "state") as daemon:
+        daemon.up(PYTHONPATH=found, CLOCK_SET=str(jump))
+        with connect(daemon.folder) as client:
+            client.submit("true", begin=datetime.now() + timedelta(hours=1))
+            client.submit("true", delay="1h")
+            until(lambda: all("at the earliest" in program.why for program in client.list()))
+            jump.touch()
+            assert client.wait(1)[0].state == "completed"
+            assert client.status(2).state == "waiting"  # a delay has nothing to do with the time of day
+            client.edit(2, delay=0)
+            assert client.wait(2)[0].state == "completed"
+
+
+def test_a_key_is_one_program(client: Client) -> None:
+    first = client.submit("true", key="night", array=2)
+    assert client.submit("true", key="night", array=2) == first
+    with pytest.raises(InputError, match=r"key night: program 1\.0 has it, and runs \['true'\]"):
+        client.submit("false", key="night")
+    client.wait()
+    client.clean()
+    assert client.submit("true", key="night") == ["2"]
+
+
+def test_input_output_and_errors_are_where_they_should_be(client: Client, tmp_path: Path) -> None:
+    (tmp_path / "in").write_text("words\n")
+    client.submit("sh", "-c", "cat; echo wrong >&2", stdin=tmp_path / "in", split_stderr=True)
+    client.wait()
+    assert b"".join(client.logs(1)) == b"words\n"
+    assert b"".join(client.logs(1, stderr=True)) == b"wrong\n"
+    assert client.clean(1) == ["1"]
+    assert list((client.folder / "logs").glob("1.*")) == []
+    with pytest.raises(InputError, match=r"stdin: found '.*', expected a file"):
+        client.submit("true", stdin=tmp_path / "none")
+
+
+def test_a_log_begins_anew_while_its_program_writes(tmp_path: Path) -> None:
+    log = tmp_path / "1.log"
+    with log.open("ab", buffering=0) as program:
+        program.write(b"a" * (1 << 20))
+        assert not rotate(log, 1)
+        program.write(b"b")
+        assert rotate(log, 1)
+        program.write(b"c")
+    assert (log.read_bytes(), (tmp_path / "1.log.1").stat().st_size) == (b"c", (1 << 20) + 1)
+
+
+def test_a_job_file_is_submitted_as_a_whole(client: Client) -> None:
+    names = ["a", "b"]
+    jobs: dict[str, Any] = {
+        "defaults": {"group": "sweep", "parallel": 1},
+        "jobs": [
+            {"name": "say-{x}", "command": "echo {x}", "matrix": {"x": names}},
+            {
+                "name": "end",
+                "command": ["sh", "-c", "cat 1.log 2.log"],
+                "after": ["say-*"],
+                "cwd": f"{client.folder}/logs",
+            },
+        ],
+    }
+    numbers = client.submit_jobs(jobs, key="once")
+    assert numbers == {"say-a": "1", "say-b": "2", "end": "3"}
+    assert client.submit_jobs(jobs, key="once") == numbers
+    client.wait()
+    assert b"".join(client.logs(3)) == b"a\nb\n"
+    jobs["jobs"].append({"name": "wide", "command": "true", "cores": 10_000})
+    with pytest.raises(InputError, match="cores: found 10000"):
+        client.submit_jobs(jobs)
+    assert len(client.list(all=True)) == 3
+
+
+def test_all_of_it_outlives_a_killed_daemon(tmp_path: Path) -> None:
+    told, go = tmp_path / "told", tmp_path / "go"
+    with Daemon(tmp_path / "state", options={"assign": "always_attend"}) as daemon:
+        daemon.up()
+        with connect(daemon.folder) as client:
+            hook = f'echo "$DOVETAIL_PROGRAM $DOVETAIL_NAME $DOVETAIL_STATE $DOVETAIL_EXIT_CODE" >> {told}'
+            client.submit("sh", "-c", f"until test -e {go}; do sleep 0.02; done; exit 5", hook=hook, name="one")
+            client.submit("sh", "-c", "echo ran", after_any=[1], group="g", parallel=1, key="k")
+            client.submit("true", group="g", hook=hook)
+            client.submit("true", delay=3600)
+            client.submit("true", after=[1], hook=hook)
+            client.edit(2, "sh", "-c", "echo edited")
+            until(lambda: client.status(1).actual)
+        daemon.kill()
+        go.touch()
+        daemon.up()
+        with connect(daemon.folder) as client:
+            client.wait(1, 2, 3, 5)
+            assert states(client) == {"1": "failed", "2": "completed", "3": "completed", "4": "waiting", "5": "failed"}
+            assert b"".join(client.logs(2)) == b"edited\n"
+            assert client.submit("sh", "-c", "echo edited", key="k") == ["2"]
+            until(lambda: told.exists() and len(told.read_text().splitlines()) >= 3)
+            assert set(told.read_text().splitlines()) == {"1 one failed 5", "3 true completed 0", "5 true failed 1"}
+            assert client.clean(2) == ["2"]
+        daemon.kill()
+        daemon.up()
+        with connect(daemon.folder) as client:
+            assert list(states(client)) == ["1", "3", "4", "5"]
+            client.journal(tmp_path / "run.jsonl")
+            client.cancel(4)
+    assert check_journal(tmp_path / "run.jsonl").faults_by_code == {}
+
+
+def test_many_are_cancelled_at_once_and_share_an_environment(client: Client) -> None:
+    size = len("x" * 2000)
+    client.submit("true", array=500, delay=3600, env={"LONG": "x" * size})
+    assert (client.folder / "state.db-wal").stat().st_size < 500 * size
+    client.cancel(1)
+    assert set(states(client).values()) == {"cancelled"}
