@@ -9,7 +9,7 @@ from dovetail.host.policies.base import Assignment, MachineView, Planning
 from dovetail.host.program import WAITING, Program
 
 _NEAR = 10  # so many from the front of the queue are told whom they wait for: for all, each start would be told to all
-_FAR = ("behind", f"more than {_NEAR} others wait before it")
+FAR = ("behind", f"more than {_NEAR} others wait before it")
 
 
 class Admission:
@@ -77,10 +77,6 @@ class Admission:
     def _count(self, program: Program, more: int) -> None:
         if program.ask.group in self.view.members:
             self.view.members[program.ask.group] += more
-
-    def why(self, program: Program) -> tuple[str, str]:
-        """Why a program waits: a code that changes with the reason, and the reason."""
-        return self.waits.get(program.id, _FAR)
 
     def _queue(self) -> Iterator[Program]:
         """Each waiting program once, in the planning's order, which is asked for again when somebody is paused."""

@@ -76,7 +76,7 @@ class Program:
     """`cores` are those it holds, `had` those it held last, `gpus` those that its attempt began on. `left` is the work
     still to do, in seconds on one core, as of `since`; `turn_s` is when its turn began, `queued_s` when it last began
     to wait, `place` where it stands then, or in which order turns began. `rank` is the urgency with which it last
-    started."""
+    started. `may_run`: it waits, and nothing but others keeps it from running."""
 
     __slots__ = (
         "arrived_s",
@@ -94,6 +94,7 @@ class Program:
         "kind",
         "least",
         "left",
+        "may_run",
         "most",
         "place",
         "priority",
@@ -117,6 +118,7 @@ class Program:
         self.arrived_s = self.ready_s = self.queued_s = self.since = self.turn_s = now
         self.left, self.service_s = size, 0.0
         self.state, self.held, self.deferred, self.stop_why = WAITING, False, "", ""
+        self.may_run = False
         self.stopping: Stopping = ""
         self.cores: tuple[int, ...] = ()
         self.had: tuple[int, ...] = ()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from itertools import count
+from math import inf
 from typing import Any, NamedTuple
 
 from dovetail.core.engine import Scheduler
@@ -31,7 +32,7 @@ from dovetail.core.events import (
 from dovetail.core.journal import Header, Reader
 from dovetail.core.resources import devices_text
 from dovetail.core.tasks import TaskGraph
-from dovetail.host.admission import Admission
+from dovetail.host.admission import FAR, Admission
 from dovetail.host.compat.scheduler import LegacyScheduler
 from dovetail.host.cores import choose
 from dovetail.host.curves import curve
@@ -76,11 +77,13 @@ class HostScheduler:
         self.view.shrinks = self._assign.shrinks if self.options.shrink is None else self.options.shrink
         self.programs: dict[str, Program] = {}
         self._running: dict[str, Program] = {}  # in the order of their starts
+        self._begun: dict[str, Program] = {}  # these, and those that are paused or being stopped
         self._done: set[str] = set()
         self._gone: set[str] = set()
         self._lost: list[str] = []  # who was rejected and may have been waited for
         self._seq, self._places = count(), count()
         self._wakes: set[float] = set()
+        self._next_begin_s = inf  # of those that wait for their time
         self._out: list[Instruction] = []
 
     def handle(self, stimuli: Sequence[Stimulus], now: float) -> list[Instruction]:
@@ -217,6 +220,7 @@ class HostScheduler:
         program = self.programs.get(job)
         if program is not None:
             self._running.pop(job, None)
+            self._begun.pop(job, None)
             program.cores = program.gpus = ()
         return program
 
@@ -224,6 +228,7 @@ class HostScheduler:
         program = self.programs.get(event.job)
         if program is None:
             return
+        program.may_run = False  # which is looked at anew
         match event.what, event.value:
             case "pause", _:
                 program.held = True
@@ -304,11 +309,13 @@ class HostScheduler:
         view.now = now
         view.running = list(self._running.values())
         view.widths = {p.id: len(p.cores) for p in view.running}
-        view.held = sum(len(p.cores) for p in self.programs.values() if p.stopping)
-        view.memory_mib = sum(p.ask.memory_mib for p in self.programs.values() if p.state != WAITING)
-        view.gpus = GpuLedger(self.options.gpus, self.programs.values() if self.options.gpus else ())
-        view.waiting = [p for p in self.programs.values() if self._may_run(p, now)]
-        view.count_members(self.programs.values())
+        begun = self._begun.values()
+        view.held = sum(len(p.cores) for p in begun if p.stopping)
+        view.memory_mib = sum(p.ask.memory_mib for p in begun)
+        view.gpus = GpuLedger(self.options.gpus, begun if self.options.gpus else ())
+        self._next_begin_s = inf
+        view.waiting = [p for p in self.programs.values() if p.may_run or self._look_at(p, now)]
+        view.count_members(begun)
         admission = Admission(view, self._plan, self._assign)
         self._end_turns(admission, now)
         admission.run()
@@ -318,12 +325,13 @@ class HostScheduler:
         for program, why in admission.pauses:
             self._pause(program, now, why)
         self._carry(admission, now)
-        view.waiting = [p for p in view.waiting if p.id not in self._running]
-        for program in view.waiting:
-            self._defer(program, *admission.why(program))
+        view.waiting = [p for p in view.waiting if p.state != RUNNING]
+        for program in view.waiting:  # of a long queue, most have nothing new to be told
+            if program.deferred != FAR[0] or program.id in admission.waits:
+                self._defer(program, *admission.waits.get(program.id, FAR))
         self._ask_to_be_woken(now)
 
-    def _may_run(self, program: Program, now: float) -> bool:
+    def _look_at(self, program: Program, now: float) -> bool:
         """Whether nothing but others can keep it waiting; if something else does, it is told so."""
         if program.state == RUNNING or program.stopping:
             return False
@@ -331,15 +339,15 @@ class HostScheduler:
             self._defer(program, "held", "its user paused it")
             return False
         if program.begin_s > now:
+            self._next_begin_s = min(self._next_begin_s, program.begin_s)
             self._defer(program, f"begin {program.begin_s}", f"begins at {program.begin_s:.2f} s at the earliest")
             return False
-        if not program.ask.after and not program.ask.after_any:
-            return True
         ask = program.ask
         left = [name for name in ask.after if name not in self._done]
         left += [name for name in ask.after_any if name in self.programs]
         if left:
             self._defer(program, "after", f"waits for {', '.join(left[:3])}{' and others' if left[3:] else ''}")
+        program.may_run = not left
         return not left
 
     def _defer(self, program: Program, code: str, why: str) -> None:
@@ -365,7 +373,7 @@ class HostScheduler:
     def _carry(self, admission: Admission, now: float) -> None:
         """From the decided widths to orders: who shrinks goes first, then who starts, then who grows."""
         widths, started = self.view.widths, {p.id for p in admission.starts}
-        free = set(range(self.view.cores)).difference(*(p.cores for p in self.programs.values() if p.cores))
+        free = set(range(self.view.cores)).difference(*(p.cores for p in self._begun.values()))
         old = [p for p in self.view.running if p.id not in started]
         for program in old:
             if widths[program.id] < len(program.cores):
@@ -397,9 +405,9 @@ class HostScheduler:
         else:
             ready_s, gpus = program.ready_s, program.gpus
             self._out.append(Start(program.id, TASK, program.kind, program.cores, ready_s, run_s, why, gpus=gpus))
-        program.state = RUNNING
+        program.state, program.may_run = RUNNING, False
         program.had = program.cores
-        self._running[program.id] = program
+        self._running[program.id] = self._begun[program.id] = program
 
     def _why(self, program: Program, cores: int) -> str:
         return self._assign.reason(program, cores, self.view)
@@ -409,7 +417,7 @@ class HostScheduler:
         times = [self._plan.look_s(self.view), self.view.next_age_s()]
         limits = [(p, p.ask.limit_s) for p in self.view.running]
         times += [now + limit_s - p.ran_s(now) for p, limit_s in limits if limit_s is not None]
-        times += [p.begin_s for p in self.programs.values() if p.begin_s > now and p.state == WAITING]
+        times.append(None if self._next_begin_s == inf else self._next_begin_s)
         at_s = min((t for t in times if t is not None), default=None)
         self._wakes = {t for t in self._wakes if t > now}
         if at_s is not None and at_s > now and not any(t <= at_s for t in self._wakes):

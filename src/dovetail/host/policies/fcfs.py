@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from operator import attrgetter
+
 from dovetail.core.registry import policy
 from dovetail.host.policies.base import MachineView, Planning
 from dovetail.host.program import Program
@@ -12,4 +14,4 @@ class FirstComeFirstServed(Planning):
     """First come, first served: the oldest goes first."""
 
     def order(self, view: MachineView) -> list[Program]:
-        return sorted(view.waiting, key=lambda p: p.seq)
+        return sorted(view.waiting, key=attrgetter("seq"))

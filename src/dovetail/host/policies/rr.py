@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from operator import attrgetter
+
 from dovetail.core.registry import policy
 from dovetail.host.policies.base import MachineView, Planning
 from dovetail.host.program import Program
@@ -12,7 +14,7 @@ class RoundRobin(Planning):
     """Everybody in turn: after its quantum a program goes to the end of the queue, if somebody waits."""
 
     def order(self, view: MachineView) -> list[Program]:
-        return sorted(view.waiting, key=lambda p: p.place)
+        return sorted(view.waiting, key=attrgetter("place"))
 
     def over(self, view: MachineView) -> list[Program]:
         """In the order in which their turns began: of those that end together, who was first is first in line again."""
