@@ -31,7 +31,7 @@ class ProgramBook:
     """All programs of a service by number."""
 
     def __init__(self, folder: Path, store: Store) -> None:
-        self.folder = folder
+        self.folder, self._logs = folder, str(folder / "logs")
         self._store = store
         self.specs: dict[str, Spec] = {}
         self.ends: dict[str, Ends] = {}
@@ -124,9 +124,9 @@ class ProgramBook:
             del self.ends[job]
             if spec.key:
                 self._by_key.pop(spec.key, None)
-            for path in self.folder.glob(f"logs/{job}.*"):
-                if path.name in (f"{job}.{end}" for end in ("log", "log.1", "err", "err.1")):
-                    path.unlink(missing_ok=True)
+            for log in (self.log_of(job), self.log_of(job, errors=True)):
+                for name in (log, f"{log}.1"):
+                    Path(name).unlink(missing_ok=True)
 
     def named(self, job: str) -> list[str]:
         """The programs that a number names: itself, or all of an array."""
@@ -136,8 +136,8 @@ class ProgramBook:
             return members
         raise InputError(f"there is no program {job}{did_you_mean(job, self.specs)}")
 
-    def log_of(self, job: str, errors: bool = False) -> Path:
-        return self.folder / "logs" / f"{job}.{'err' if errors else 'log'}"
+    def log_of(self, job: str, errors: bool = False) -> str:
+        return f"{self._logs}/{job}.{'err' if errors else 'log'}"
 
     def run_name(self, job: str) -> str:
         """The attempt that comes next, or is under way: the one after all that have ended."""
@@ -152,7 +152,7 @@ class ProgramBook:
             command=spec.command,
             cpus=tuple(cpus),
             folder=str(folder),
-            log=str(self.log_of(job)),
+            log=self.log_of(job),
             cwd=spec.cwd,
             env=environment(spec, job, attempt, len(cpus), str(folder / "control"), gpus),
             image=spec.image,
@@ -164,7 +164,7 @@ class ProgramBook:
             io_weight=spec.io_weight,
             nice=spec.nice,
             stdin=spec.stdin,
-            errors=str(self.log_of(job, errors=True)) if spec.split_stderr else "",
+            errors=self.log_of(job, errors=True) if spec.split_stderr else "",
         )
 
     def note_end(self, job: str, outcome: Exit, cpu_s: float) -> None:

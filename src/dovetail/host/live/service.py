@@ -359,7 +359,7 @@ class Service:
             exit_codes=tuple(
                 each.code if each.code is not None else each.signal and -each.signal for each in ends.exits
             ),
-            log=str(self._book.log_of(job)),
+            log=self._book.log_of(job),
             gpus=tuple(self._gpus.gpus[gpu].number or 0 for gpu in row.gpus),
             peak_mib=max((each.peak_mib or 0.0 for each in ends.exits), default=0.0),
             group=self._book.specs[job].group,
@@ -386,12 +386,13 @@ class Service:
 
     def about(self) -> dict[str, Any]:
         """The service as a whole."""
-        programs = self.listing()
+        with self._lock:
+            states = [_state(row) for row in self._status.rows.values()]
+            programs = [self.describe(row) for row in self._status.open()]
         on: dict[int, list[str]] = {}
         for program in programs:
             for gpu in program.gpus:
                 on.setdefault(gpu, []).append(program.id)
-        states = [program.state for program in programs if program.arrived_s is not None]
         return {
             "pid": os.getpid(),
             "folder": str(self.folder),

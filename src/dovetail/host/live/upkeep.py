@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable
 from contextlib import suppress
+from pathlib import Path
 
 from dovetail.core.events import Asked
 from dovetail.core.inbox import Inbox
@@ -33,7 +34,7 @@ class Upkeep:
             if spec.log_mib is not None:
                 for errors in (False, True):
                     with suppress(OSError):
-                        rotate(self._book.log_of(row.program, errors), spec.log_mib)
+                        rotate(Path(self._book.log_of(row.program, errors)), spec.log_mib)
 
     def _look_at_clock(self, job: str, spec: Spec, begin: float) -> None:
         """Who begins at a time of the system's clock does so even if that is set, or the machine was asleep."""
