@@ -25,6 +25,7 @@ from dovetail.dispatch.chunk import InputChangedError
 from dovetail.dispatch.live.errors import DeviceLostError
 from dovetail.dispatch.live.progress import RunProgress
 from dovetail.dispatch.policies.base import View
+from tests.waiting import until
 
 TWO = [Device("a", where="cpu"), Device("b", where="cpu")]
 THREE = [*TWO, Device("c", where="cpu")]
@@ -460,6 +461,7 @@ def test_a_dispatcher_keeps_no_batch_alive() -> None:
         dispatcher.run(batch)
         watched = weakref.ref(batch)
         del batch
+        until(lambda: dispatcher.pool.waiting == len(dispatcher.pool.threads))  # who ended it has let go of it
         gc.collect()
         assert watched() is None
         assert dispatcher.report.items == 100
