@@ -280,6 +280,13 @@ def test_tabs_show_one_run_at_a_time(opened: Opened) -> None:
     opened.tab.get_by_role("tab", name="affinity").click()
     assert [runs.nth(i).is_visible() for i in range(3)] == [False, True, False]
     opened.tab.wait_for_function("document.querySelectorAll('canvas')[1].dataset.drawn > 0")
+    whole = opened.view()
+    opened.tab.locator("article.run:visible [data-do='+']").click()
+    near = opened.view()
+    assert near[1] - near[0] < 0.7 * (whole[1] - whole[0])
+    opened.tab.get_by_role("tab", name="fifo").click()
+    assert opened.view() == near  # what is chosen in one is shown in all
+    opened.tab.get_by_role("tab", name="affinity").click()
     opened.tab.keyboard.press("ArrowRight")
     assert [runs.nth(i).is_visible() for i in range(3)] == [False, False, True]
 

@@ -55,6 +55,7 @@ function style() {
   };
 }
 
+const charts = [];  // of each run, once it was shown
 const FONT = getComputedStyle(document.body).fontFamily;
 
 // --- the chart ----------------------------------------------------------------------------------------------------
@@ -69,7 +70,8 @@ class Gantt {
     this.status = root.querySelector(".status");
     this.keys = [...root.querySelectorAll("button.key")];
     this.home = [run.from, run.to];
-    this.view = [...this.home];
+    const other = this.others().next().value;
+    this.view = [...(other ? other.view : this.home)];
     this.hover = -1;
     this.cursor = null;
     this.job = -1;
@@ -427,6 +429,15 @@ class Gantt {
     const start = clamp((from + to) / 2 - span / 2, low, high - span);
     this.view = [start, start + span];
     this.draw();
+    for (const other of this.others()) {
+      other.view = [...this.view];
+      other.draw();
+    }
+  }
+
+  // The charts of other runs over the same time: what is chosen in one is shown in all.
+  *others() {
+    for (const chart of charts) if (chart && chart !== this && chart.home.join() === this.home.join()) yield chart;
   }
 
   zoom(factor, at = (this.view[0] + this.view[1]) / 2) {
@@ -633,7 +644,6 @@ class Gantt {
 
 // --- tabs -----------------------------------------------------------------------------------------------------------
 
-const charts = [];
 const runs = [...document.querySelectorAll(".run")];
 const tabs = [...document.querySelectorAll("[role=tab]")];
 
