@@ -286,6 +286,8 @@ def test_tabs_show_one_run_at_a_time(opened: Opened) -> None:
     assert near[1] - near[0] < 0.7 * (whole[1] - whole[0])
     opened.tab.get_by_role("tab", name="fifo").click()
     assert opened.view() == near  # what is chosen in one is shown in all
+    opened.tab.locator("a[href='#run-2'] text").first.click()
+    assert [runs.nth(i).is_visible() for i in range(3)] == [False, False, True]
     opened.tab.get_by_role("tab", name="affinity").click()
     opened.tab.keyboard.press("ArrowRight")
     assert [runs.nth(i).is_visible() for i in range(3)] == [False, False, True]

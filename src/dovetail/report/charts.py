@@ -139,11 +139,12 @@ def label(x: float, y: float, text: str, anchor: str, style: str = "") -> str:
 
 
 class Row(NamedTuple):
-    """One run in a panel of the comparison."""
+    """One run in a panel of the comparison; its name and bar lead to what the link names."""
 
     name: str
     value_s: float | None
     bound_s: float | None
+    link: str
 
 
 def panel(title: str, rows: Sequence[Row]) -> str:
@@ -158,15 +159,16 @@ def panel(title: str, rows: Sequence[Row]) -> str:
     out.append(label(0, 14, title, "start", "heading"))
     for i, row in enumerate(rows):
         y = above + i * pitch
+        out.append(f'<a href="#{row.link}">')
         out.append(label(0, y + 12, _cut(row.name, 34), "start", "best" if row.value_s == best else ""))
         if row.value_s is None:
-            out.append(label(room, y + 12, "did not end", "end"))
+            out.append(label(room, y + 12, "did not end", "end") + "</a>")
             continue
         style = "bar best" if row.value_s == best else "bar"
         out.append(label(room, y + 12, seconds(row.value_s), "end", "value"))
         length = max(row.value_s / top * room, 1.0)
         out.append(f'<rect class="track" x="0" y="{y + 17:.1f}" width="{room:.1f}" height="11" rx="2"/>')
-        out.append(f'<rect class="{style}" x="0" y="{y + 17:.1f}" width="{length:.1f}" height="11" rx="2"/>')
+        out.append(f'<rect class="{style}" x="0" y="{y + 17:.1f}" width="{length:.1f}" height="11" rx="2"/></a>')
         if row.bound_s:
             at = row.bound_s / top * room
             out.append(

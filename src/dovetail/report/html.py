@@ -40,7 +40,7 @@ def page(stories: Sequence[Story], title: str | None = None, overview: str = "",
     body = [_head(stories, heading)]
     alike = [i for i, story in enumerate(stories) if story.header.level == stories[0].header.level]
     if overview or len(alike) > 1:
-        body.append(overview or _comparison([stories[i] for i in alike], [names[i] for i in alike]))
+        body.append(overview or _comparison([stories[i] for i in alike], [names[i] for i in alike], alike))
     if several:
         body.append(_tabs(names, _winner(stories) if opened is None else opened))
     body += [_run(story, names[i] if several else None, i, colours) for i, story in enumerate(stories)]
@@ -159,13 +159,15 @@ def _bounded(headline: look.Headline) -> str:
 # --- several runs ---------------------------------------------------------------------------------
 
 
-def _comparison(stories: Sequence[Story], names: Sequence[str]) -> str:
+def _comparison(stories: Sequence[Story], names: Sequence[str], places: Sequence[int]) -> str:
+    """Runs of one level side by side; `places` are theirs among the tabs."""
     words = stories[0].words
     panels, columns, cells = [], [TableColumn("run", style="name")], [[name] for name in names]
     for each in zip(*map(look.headlines, stories), strict=True):
         title, ended = each[0].name, [story.ended for story in stories]
-        rows = zip(names, each, ended, strict=True)
-        panels.append(charts.panel(title, [charts.Row(n, h.value_s if e else None, h.bound_s) for n, h, e in rows]))
+        rows = zip(names, each, ended, places, strict=True)
+        bars = [charts.Row(n, h.value_s if e else None, h.bound_s, f"run-{i}") for n, h, e, i in rows]
+        panels.append(charts.panel(title, bars))
         best = min((h.value_s for h, e in zip(each, ended, strict=True) if e), default=None)
         columns.append(TableColumn(title, number=True))
         for row, (_, value, bound) in zip(cells, each, strict=True):

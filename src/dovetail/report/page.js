@@ -670,7 +670,7 @@ tabs.forEach((tab, i) => {
   });
 });
 // A picture or a word of the overview leads to its run.
-for (const link of document.querySelectorAll('a[href^="#run-"]')) link.addEventListener("click", () => select(Number(link.hash.slice(5))));
+for (const link of document.querySelectorAll('a[href^="#run-"]')) link.addEventListener("click", () => select(Number(link.getAttribute("href").slice(5))));
 document.documentElement.classList.add("js");
 select(Math.max(tabs.findIndex(tab => tab.getAttribute("aria-selected") === "true"), 0));
 })();
