@@ -50,10 +50,10 @@ def families(scale: float) -> dict[str, list[Command]]:
         return python, "-c", _BURN, str(scale * seconds)
 
     return {
-        "numpy": [(python, str(EXAMPLES / "numpy_steps.py"), steps(220))] * (2 * many),
-        "torch": [(python, str(EXAMPLES / "torch_steps.py"), steps(40))] * (2 * many),
-        "loading": [(python, "-c", _LOAD, steps(150))] * (2 * many),
-        "short and long": [*[burn(0.25)] * (6 * many), *[burn(2.5)] * many],
+        "numpy": [(python, str(EXAMPLES / "numpy_steps.py"), steps(100))] * (2 * many),
+        "torch": [(python, str(EXAMPLES / "torch_steps.py"), steps(20))] * (2 * many),
+        "loading": [(python, "-c", _LOAD, steps(70))] * (2 * many),
+        "short and long": [*[burn(0.5)] * (4 * many), *[burn(3.0)] * many],
     }
 
 

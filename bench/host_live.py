@@ -55,7 +55,7 @@ def main() -> None:
     parser.add_argument("--programs", type=int, default=200)
     parser.add_argument("--steps", type=int, default=60, help="of each training program")
     parser.add_argument("--scale", type=float, default=1.0, help="of the programs of ways and fidelity")
-    parser.add_argument("--repeats", type=int, default=3, help="of ways")
+    parser.add_argument("--repeats", type=int, default=2, help="of ways")
     parser.add_argument("--families", nargs="*", default=(), help="of the programs of ways; all by default")
     parser.add_argument("--docker", help="address of an engine; by default from the environment")
     parser.add_argument("--image", default="busybox")
