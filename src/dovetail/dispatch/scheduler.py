@@ -201,12 +201,13 @@ class ChunkScheduler:
 
     def done(self, chunk: Chunk, now_s: float, seconds: float) -> None:
         """A chunk ended well, and its result is stored unless its rival was first."""
+        beside = self.view.devices[chunk.device].begun_s > chunk.begun_s  # another one ended since
         state = self._end(chunk, now_s)
         if chunk.avoid:
             self._blame(chunk)
         n = chunk.stop - chunk.start
         if self.learns:
-            state.observed(n, seconds)
+            state.observed(n, seconds, beside)
         if chunk.claimed:
             chunk.settled = True
             self.done_items += n

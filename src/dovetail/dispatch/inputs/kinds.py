@@ -38,7 +38,7 @@ class BatchKind(Struct, frozen=True):
     same: Callable[[Any, Any], bool] = _equal
     copy: Callable[[Any], Any] = copy.deepcopy
     fixed: Callable[[Any], bool] = lambda value: False  # it can be put into `empty` ones, part by part
-    empty: Callable[..., Any] = lambda *_: None  # value, dim, total, device, pinned
+    empty: Callable[..., Any] = lambda *_: None  # value, dim, total, device
     put: Callable[[Any, int, int, Any], bool] = lambda *_: False  # room, dim, start, part; False: it does not fit there
 
 
@@ -116,9 +116,10 @@ def _dim_size(value: Any, dim: int) -> int | None:
 
 
 def tensor_form(tensor: Tensor, dim: int) -> Any:
-    """The form of a tensor or an array."""
+    """The form of a tensor or an array; one that is on a device already is another."""
     shape = tuple(tensor.shape)
-    return (tensor.dtype, shape[:dim] + (shape[dim + 1 :] if dim != -1 else ()))
+    place = () if getattr(tensor, "is_cpu", True) else (str(tensor.device),)
+    return (tensor.dtype, shape[:dim] + (shape[dim + 1 :] if dim != -1 else ()), *place)
 
 
 def _narrowed(tensor: Tensor, dim: int, start: int, n: int) -> Tensor:
@@ -162,19 +163,18 @@ def _joined_tensors(values: list[Tensor], dim: int) -> Tensor:
     return found
 
 
-def _room(tensor: Tensor, dim: int, total: int, device: torch.device | None, pinned: bool) -> Tensor:
+def _room(tensor: Tensor, dim: int, total: int, device: torch.device | None) -> Tensor:
     """With its dimensions in the same order in memory."""
     shape = list(tensor.shape)
     shape[dim] = total
     where = device or tensor.device
-    pin = pinned and where.type == "cpu"
     if tensor.is_contiguous():
-        return torch.empty(shape, dtype=tensor.dtype, device=where, pin_memory=pin)
+        return torch.empty(shape, dtype=tensor.dtype, device=where)
     dense = torch.empty_like(tensor, device="meta").stride()
     strides, step = [1] * tensor.ndim, 1
     for i in sorted(range(tensor.ndim), key=lambda i: (dense[i], -i)):
         strides[i], step = step, step * max(shape[i], 1)
-    return torch.empty_strided(shape, strides, dtype=tensor.dtype, device=where, pin_memory=pin)
+    return torch.empty_strided(shape, strides, dtype=tensor.dtype, device=where)
 
 
 def _put(room: Tensor, dim: int, start: int, part: Tensor) -> bool:

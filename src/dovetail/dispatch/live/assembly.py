@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from dovetail.dispatch.chunk import ResultFormError
+from dovetail.dispatch.inputs.batch import Source, TensorBatch, TreeBatch
 from dovetail.dispatch.inputs.kinds import BatchKind, kind_of
 from dovetail.dispatch.inputs.trees import closing, mapped, parts_of
 from dovetail.dispatch.live.joining import Join, differs, is_same, joined_results, may_be_items, refuse_unjoinable
@@ -66,6 +67,25 @@ class Collected:
         return leaf.to(self.home) if isinstance(leaf, Tensor) else leaf
 
 
+def output_for(
+    source: Source,
+    dim: int,
+    home: torch.device | None,
+    reduce: Callable[[list[Any]], Any] | None,
+    join: Join | Literal["list"] | None,
+    kept: bool,
+) -> BatchOutput:
+    """Where the results of a batch go; `kept`: they stay where a hook has put them."""
+    if (
+        source.total is None
+        or not isinstance(source, TensorBatch | TreeBatch)
+        or reduce is not None
+        or join is not None
+    ):
+        return Collected(dim, home, reduce, join, source.total)
+    return Preallocated(source.total, dim, None if kept else home)
+
+
 @dataclass(slots=True)
 class _Part:
     """One part of the result: with room for the whole batch, or passed through."""
@@ -85,11 +105,11 @@ class Preallocated:
     Results that are part of a graph of derivatives, or have no place of a known size, are collected instead.
     """
 
-    def __init__(self, total: int, dim: int, home: torch.device | None, pinned: bool = False) -> None:
+    def __init__(self, total: int, dim: int, home: torch.device | None) -> None:
         self.total = total
         self.dim = dim
         self.home = home
-        self.pinned = pinned
+        self.on_host = home is not None and home.type == "cpu"
         self._lock = Lock()
         self._closed: Callable[[Iterator[Any]], Any] = next
         self._places: dict[str, None] = {}  # the way to each part; dictionaries of chunks may differ in their order
@@ -119,6 +139,19 @@ class Preallocated:
         """Whether what is written from now on is copied, so that nobody need keep it."""
         return self._parts is not None
 
+    def places(self, start: int, stop: int, result: Any) -> list[tuple[Tensor, Tensor]] | None:
+        """Each part of a result beside its place; None unless these are all that it takes to write it."""
+        found = dict(parts_of(result, "result"))
+        if self._parts is None or found.keys() != self._places.keys():
+            return None
+        pairs = []
+        for place, mine in zip(self._places, self._parts, strict=True):
+            part, whole = found[place], mine.whole
+            if mine.kind is None or type(part) is not Tensor or type(whole) is not Tensor or part.dtype != whole.dtype:
+                return None
+            pairs.append((part, whole.narrow(self.dim, start, stop - start)))
+        return pairs if all(part.shape == there.shape for part, there in pairs) else None
+
     def _prepare(self, rows: int, result: Any) -> None:
         found = dict(parts_of(result, "result"))
         if may_be_items(result, rows) or not all(map(_has_place, found.values())):
@@ -138,7 +171,7 @@ class Preallocated:
         assert kind is not None
         if rows == self.total and self._at_home(part) is part:
             return _Part(part, part, kind)
-        return _Part(part, kind.empty(part, self.dim, self.total, self.home, self.pinned), kind)
+        return _Part(part, kind.empty(part, self.dim, self.total, self.home), kind)
 
     def _at_home(self, part: Any) -> Any:
         return part.to(self.home) if isinstance(part, Tensor) and self.home is not None else part

@@ -158,11 +158,11 @@ class BatchRun:
         if self.record is not None:
             self.journal, self.record = self.record(self.ended), None
 
-    def begin_failed(self, begun_s: float, error: Exception) -> bool:
-        """One call with all items has failed on the first device, which began then; True if that is the end."""
+    def begin_failed(self, device: int, begun_s: float, error: Exception) -> bool:
+        """One call with all items has failed on a device, which began then; True if that is the end."""
         scheduler, self.begun_s = self.scheduler, begun_s
         items = self.source.total or 0
-        chunk = scheduler.give(0, items, begun_s)
+        chunk = scheduler.give(device, items, begun_s)
         assert chunk is not None
         self.touched.append((0, items))
         (scheduler.halved if is_out_of_memory(error) else scheduler.failed)(chunk, perf_counter(), error)

@@ -1,8 +1,10 @@
-"""A CUDA device at work: a few slots, each with its stream and pinned memory, so that copies and kernels overlap.
+"""A CUDA device at work: a few slots, each with its stream, so that copies and kernels overlap.
 
 `launch` only sends a chunk's inputs on their way; `collect` calls the function, oldest chunk first, and goes on to the
 next one while the results of the oldest are still on their way back. So the copies are hidden also behind functions
-that wait for the device themselves, as most solvers do. Kernels of different chunks overlap too (5 % on an H200).
+that wait for the device themselves, as most solvers do. Kernels of different chunks overlap too (5 % on an H200), but
+for a batch that is on the device already: there is nothing to hide there, and its chunks follow each other on one
+stream as those of a loop do.
 """
 
 from __future__ import annotations
@@ -12,7 +14,6 @@ from collections import deque
 from collections.abc import Callable, Iterable
 from contextlib import ExitStack
 from threading import Event, Lock
-from time import perf_counter
 from typing import Any, ClassVar
 
 import torch
@@ -21,44 +22,48 @@ from torch import Tensor
 from dovetail.core.errors import is_out_of_memory
 from dovetail.dispatch.chunk import Chunk
 from dovetail.dispatch.inputs.devices import NodeDevice
-from dovetail.dispatch.inputs.trees import mapped
+from dovetail.dispatch.inputs.trees import leaves, mapped
 from dovetail.dispatch.live.assembly import Preallocated
 from dovetail.dispatch.live.batch_run import BatchRun
+from dovetail.dispatch.live.card import Card
 from dovetail.dispatch.live.input_changes import called_again
+from dovetail.dispatch.live.staging import Returning, StagingPool, is_staged, pinned_pool
 from dovetail.dispatch.live.worker import Ended
 
 
 class _Slot:
-    """One chunk in flight: its stream, its pinned staging memory, and what must live until it has ended.
+    """One chunk in flight: its stream, and what must live until it has ended.
 
     Slots are used again by later workers, for libraries keep memory for every stream that they meet.
     """
 
-    _spare: ClassVar[dict[int, list[_Slot]]] = {}
+    _spare: ClassVar[dict[torch.device, list[_Slot]]] = {}
     _lock: ClassVar[Lock] = Lock()
 
-    def __init__(self, where: torch.device) -> None:
-        self.stream = torch.cuda.Stream(where)  # type: ignore[no-untyped-call]
-        self.ended = _event(blocking=True)
-        self.marks = [_event(enable_timing=True) for _ in range(4)]  # begin, inputs there, computed, end
-        self.staging: list[Tensor] = []
+    def __init__(self, card: Card) -> None:
+        self.own = card.stream()
+        self.stream = self.own  # of the chunk that it has now
+        self.ended = card.event(blocking=True)
+        self.marks = [card.event(enable_timing=True) for _ in range(4)]  # begin, inputs there, computed, end
+        self.returning: dict[int, Returning] = {}
         self.clear()
 
     @classmethod
-    def taken(cls, where: torch.device, count: int) -> list[_Slot]:
+    def taken(cls, card: Card, count: int) -> list[_Slot]:
         with cls._lock:
-            spare = cls._spare.setdefault(where.index, [])
+            spare = cls._spare.setdefault(card.where, [])
             found, spare[:] = spare[:count], spare[count:]
-        return found + [cls(where) for _ in range(count - len(found))]
+        return found + [cls(card) for _ in range(count - len(found))]
 
     @classmethod
-    def give_back(cls, where: torch.device, slots: Iterable[_Slot]) -> None:
+    def give_back(cls, card: Card, slots: Iterable[_Slot]) -> None:
         with cls._lock:
-            for slot in slots:
-                slot.staging = []
-                cls._spare[where.index].append(slot)
+            cls._spare[card.where] += slots
 
     def clear(self) -> None:
+        for each in self.returning.values():
+            each.release()
+        self.returning = {}
         self.run: BatchRun | None = None
         self.chunk: Chunk | None = None
         self.call: Callable[[Any], Any] | None = None
@@ -66,56 +71,46 @@ class _Slot:
         self.result: Any = None
         self.computed = False
 
-    def stage(self, leaf: Tensor, index: int) -> Tensor:
-        """The leaf in pinned memory of this slot, which grows to what was needed most."""
-        size = leaf.numel() * leaf.element_size()
-        while len(self.staging) <= index:
-            self.staging.append(torch.empty(0, dtype=torch.uint8))
-        if self.staging[index].numel() < size:
-            self.staging[index] = torch.empty(size, dtype=torch.uint8, pin_memory=True)
-        there = self.staging[index][:size].view(leaf.dtype).view(leaf.shape)
-        return there.copy_(leaf)
-
 
 class CudaWorker:
     """Keeps up to `slots` chunks on one CUDA device."""
 
     late = True
 
-    def __init__(self, device: NodeDevice) -> None:
+    def __init__(self, device: NodeDevice, card: Card | None = None, pool: StagingPool | None = None) -> None:
         self.device = device
         self.slots = device.in_flight
-        self.where = torch.device(device.place)
+        self.card = card or Card(device.place)
+        self._pool = pool
         self._free: deque[_Slot] = deque()
         self._held: deque[_Slot] = deque()
+        self._in_order: Any = None  # the stream of batches that are on the device
         self._whole: dict[int, Tensor] = {}
         self._call: Callable[[Any], Any] = lambda work: work
         self._begun: Event | None = None  # the run whose chunks come now, by its event
-        self._zero: tuple[Any, float] | None = None
 
     def start(self) -> None:
-        torch.cuda.set_device(self.where)
-        torch.linalg.inv(torch.ones(1, 1, device=self.where))  # its lazy start is not safe in several threads at once
-        self._free.extend(_Slot.taken(self.where, self.slots))
-        zero = _event(enable_timing=True)
-        zero.record(torch.cuda.current_stream(self.where))
-        zero.synchronize()
-        self._zero = (zero, perf_counter())
+        self.card.start()
+        if self._pool is None:
+            self._pool = pinned_pool()
+        self._free.extend(_Slot.taken(self.card, self.slots))
+        self._in_order = self._free[0].own
 
     def begin(self, run: BatchRun) -> None:
         self._call = run.call_on(self.device, moved=True)
         self._begun = run.ended
-        with torch.cuda.device(self.where):
+        with self.card.current():
             # What goes whole to every chunk is sent once, and has arrived before any stream needs it.
-            self._whole = {id(leaf): leaf.to(self.where) for leaf in run.whole_leaves()}
-            torch.cuda.current_stream().synchronize()
+            self._whole = {id(leaf): leaf.to(self.card.where) for leaf in run.whole_leaves()}
+            self.card.synchronize()
 
     def launch(self, chunk: Chunk) -> None:
         slot = self._free.pop()  # the one that was used last, for the memory that it has
         run: BatchRun = chunk.run
         try:
             slot.chunk, slot.run, slot.call = chunk, run, self._call
-            with torch.cuda.device(self.where), torch.cuda.stream(slot.stream):
+            slot.stream = self._in_order if self.card.has(run.home) else slot.own
+            with self.card.within(slot.stream):
                 if run.ready is not None:
                     slot.stream.wait_event(run.ready)
                 self._mark(slot, 0)
@@ -130,18 +125,18 @@ class CudaWorker:
         self._held.append(slot)
 
     def _moved(self, work: Any, slot: _Slot) -> Any:
-        index = -1
+        assert self._pool is not None
+        pool, link = self._pool, self.card.link(slot.stream)
 
         def move(leaf: Any) -> Any:
-            nonlocal index
             if not isinstance(leaf, Tensor):
                 return leaf
             if (whole := self._whole.get(id(leaf))) is not None:
                 return whole
-            if leaf.is_cpu and not (leaf.is_contiguous() and leaf.is_pinned()):
-                index += 1
-                leaf = slot.stage(leaf, index)
-            return leaf.to(self.where, non_blocking=True)
+            if not is_staged(leaf) or (leaf.is_contiguous() and self.card.is_pinned(leaf)):
+                return leaf.to(self.card.where, non_blocking=True)
+            pool.send(leaf, there := self.card.empty(leaf), link)
+            return there
 
         return mapped(move, work)
 
@@ -150,20 +145,30 @@ class CudaWorker:
         assert chunk is not None
         assert run is not None
         assert call is not None
-        with ExitStack() as modes, torch.cuda.device(self.where), torch.cuda.stream(slot.stream):
+        with ExitStack() as modes, self.card.within(slot.stream):
             if run.ended is not self._begun and run.modes is not None:  # the thread has those of another run by now
                 run.modes.enter(modes)
             again = run.was_touched(chunk)  # only if a device worked in the batch's own memory
-            result = called_again(call, slot.work, chunk.error, self.where != run.home) if again else call(slot.work)
+            moved = not self.card.has(run.home)
+            slot.result = called_again(call, slot.work, chunk.error, moved) if again else call(slot.work)
             self._mark(slot, 2)
-            if isinstance(run.output, Preallocated):
-                run.output.write(chunk.start, chunk.stop, result)
-                slot.result = result
+            if _comes_home(run):
+                self._send_home(slot, slot.result)
+            elif isinstance(run.output, Preallocated):
+                run.output.write(chunk.start, chunk.stop, slot.result)
             else:
-                slot.result = mapped(lambda leaf: _sent_home(leaf, run.home), result)
+                slot.result = mapped(lambda leaf: _sent(leaf, run.home), slot.result)
             self._mark(slot, 3)
             slot.ended.record(slot.stream)
         slot.computed = True
+
+    def _send_home(self, slot: _Slot, result: Any) -> None:
+        """Begin to copy the tensors of a result to the host."""
+        assert self._pool is not None
+        link = self.card.link(slot.stream)
+        for _, leaf in leaves(result):
+            if self.card.is_made_here(leaf) and id(leaf) not in slot.returning:
+                slot.returning[id(leaf)] = Returning(leaf, self._pool, link)
 
     def collect(self) -> list[Ended]:
         if not self._held:
@@ -190,8 +195,8 @@ class CudaWorker:
         assert run is not None
         try:
             slot.ended.synchronize()
-            if run.claim(chunk) and not isinstance(run.output, Preallocated):
-                run.output.write(chunk.start, chunk.stop, slot.result)
+            if run.claim(chunk):
+                self._write(slot, chunk, run)
             self._tell_spans(slot)
         except Exception as error:
             self._release(slot, error)
@@ -200,13 +205,26 @@ class CudaWorker:
         self._free.append(slot)
         return chunk, None
 
+    def _write(self, slot: _Slot, chunk: Chunk, run: BatchRun) -> None:
+        output, returning = run.output, slot.returning
+        if not _comes_home(run):
+            if not isinstance(output, Preallocated):  # where it is written to at once
+                output.write(chunk.start, chunk.stop, slot.result)
+            return
+        places = output.places(chunk.start, chunk.stop, slot.result) if isinstance(output, Preallocated) else None
+        if places is None or any(id(part) not in returning for part, _ in places):
+            output.write(chunk.start, chunk.stop, mapped(lambda leaf: _arrived(leaf, returning), slot.result))
+            return
+        for part, there in places:
+            returning[id(part)].into(there)
+
     def _release(self, slot: _Slot, error: BaseException) -> None:
         """Take a slot back whose chunk failed; after a lack of memory, nothing may hold on to any."""
         slot.clear()
         self._free.append(slot)
         if is_out_of_memory(error):
             traceback.clear_frames(error.__traceback__)
-            torch.cuda.empty_cache()
+            self.card.free_memory()
 
     def _mark(self, slot: _Slot, which: int) -> None:
         if slot.run is not None and slot.run.spans is not None:
@@ -214,26 +232,32 @@ class CudaWorker:
 
     def _tell_spans(self, slot: _Slot) -> None:
         """When the chunk's copies and kernels ran, on the clock of the other rows."""
-        if slot.run is None or slot.run.spans is None or self._zero is None:
+        if slot.run is None or slot.run.spans is None or self.card.zero is None:
             return
-        zero, host_s = self._zero
+        zero, host_s = self.card.zero
         times = [host_s + zero.elapsed_time(mark) / 1000 for mark in slot.marks]
         assert slot.chunk is not None
         for name, begun_s, ended_s in zip(("copy in", "compute", "copy out"), times, times[1:], strict=False):
             slot.run.spans.append((slot.chunk.device, name, slot.chunk.start, begun_s, ended_s))
 
     def stop(self) -> None:
-        _Slot.give_back(self.where, self._free)
+        _Slot.give_back(self.card, self._free)
         self._free.clear()
         self._whole = {}
 
 
-def _event(**options: bool) -> Any:
-    return torch.cuda.Event(**options)  # type: ignore[no-untyped-call]
+def _comes_home(run: BatchRun) -> bool:
+    """Whether results go to the host's memory."""
+    return run.home is not None and run.home.type == "cpu" and run.calling.postprocess is None
 
 
-def _sent_home(leaf: Any, home: torch.device | None) -> Any:
-    """On its way to where the batch is; PyTorch takes pinned memory for it, so that nobody waits."""
-    if not isinstance(leaf, Tensor) or home is None:
-        return leaf
-    return leaf.to(home, non_blocking=True)
+def _arrived(leaf: Any, returning: dict[int, Returning]) -> Any:
+    """A part of a result, on the host; what is more than its numbers, such as its graph, goes there by itself."""
+    if (found := returning.get(id(leaf))) is not None:
+        return found.own()
+    return leaf.cpu() if isinstance(leaf, Tensor) else leaf
+
+
+def _sent(leaf: Any, home: torch.device | None) -> Any:
+    """On its way to where the batch is; what is there stays as it is."""
+    return leaf.to(home, non_blocking=True) if isinstance(leaf, Tensor) and home is not None else leaf

@@ -3,24 +3,31 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from math import inf
 from time import perf_counter, process_time
+from types import MappingProxyType
 from typing import Any
 
 import torch
 
 from dovetail.dispatch.inputs.batch import Slices, Source, WholeBatch
+from dovetail.dispatch.inputs.cursor import LocalCursor
 from dovetail.dispatch.inputs.devices import NodeDevice, of_one_cpu
 from dovetail.dispatch.live.batch_run import BatchRun, home_of
+from dovetail.dispatch.metrics import BatchReport, report_of
+from dovetail.dispatch.policies.base import DeviceState
 from dovetail.dispatch.policies.fixed import Fixed
-from dovetail.dispatch.policies.floor import ONE_CALL, Floor
+from dovetail.dispatch.policies.floor import Floor, Way
+from dovetail.dispatch.scheduler import ChunkScheduler
 
 _SHORT_S = 1e-3  # a call that takes less is not shared: to wake other threads costs as much as they can save
 _LONG = 4  # times that: such a call is not short
 _TIMES = 3  # so often: it is not short any more
 _LOOK_AGAIN = 64  # calls, after which other ways are compared again
 _NONE = (-1, 0.0)
+_LARGER = 4  # times the largest chunk that a device has done: so large a batch may fit it as well
+ONE_CPU: Mapping[torch.device | None, int] = MappingProxyType({None: 0, torch.device("cpu"): 0})
 
 
 class DirectCallError(Exception):
@@ -39,12 +46,18 @@ class DirectCalls:
     (True, False, False)
     """
 
-    def __init__(self, most: float = -1, exact: bool = False) -> None:
-        """`exact`: what is known of one size does not hold for others."""
-        self.most, self._exact = most, exact
+    def __init__(
+        self, most: float = -1, exact: bool = False, places: Mapping[torch.device | None, int] = ONE_CPU
+    ) -> None:
+        """`exact`: what is known of one size does not hold for others; `places`: which device has what is there."""
+        self.most, self._exact, self._places = most, exact, places
         self._short: dict[Any, tuple[int, float]] = {}  # by form: items, and more seconds than they should take
         self._sure: dict[tuple[Any, int], int] = {}  # by form and items (about): calls left
         self._slow: Counter[Any] = Counter()
+
+    def device_of(self, source: Source) -> int | None:
+        """The device that has a batch, all of it, so that the caller can call the function with it."""
+        return self._places.get(home_of(source)) if isinstance(source, WholeBatch) else None
 
     def take(self, form: Any, items: int) -> bool:
         """Whether this batch is one of them; it is counted."""
@@ -77,6 +90,7 @@ class DirectCalls:
         source: Any,
         form: Any,
         floor: Floor,
+        way: Way,
         args: tuple[Any, ...],
         kwargs: dict[str, Any],
     ) -> tuple[Any, float, float]:
@@ -90,12 +104,14 @@ class DirectCalls:
         except Exception as error:
             raise DirectCallError(begun_s, error) from error
         ended_s = perf_counter()
-        if is_short:
+        if self._places is not ONE_CPU:
+            pass  # an accelerator is only told what to do: it is not known how long that takes
+        elif is_short:
             self._check_short(form, ended_s - begun_s)
         elif ended_s - begun_s < _SHORT_S:
             self.short(form, items)
         else:
-            floor.ended(ONE_CALL, items, ended_s - begun_s, process_time() - cpu_s)
+            floor.ended(way, items, ended_s - begun_s, process_time() - cpu_s)
         return result, begun_s, ended_s
 
     def _check_short(self, form: Any, seconds: float) -> None:
@@ -107,31 +123,52 @@ class DirectCalls:
 
     def learn(self, form: Any, run: BatchRun) -> None:
         """A batch that the engine did, but is best done with one call, needs no engine next time."""
-        states, items = run.scheduler.view.devices, run.source.total
-        if not items or not is_here(run.source) or (curve := states[0].curve) is None or states[0].size is not None:
+        states, items, at = run.scheduler.view.devices, run.source.total, self.device_of(run.source)
+        if not items or at is None or (curve := states[at].curve) is None or states[at].size is not None:
             return
         if len(states) == 1 and states[0].settled and curve.tail >= items:  # the engine would make one call of it
             items = min(curve.tail, states[0].limit)
-        elif min(states[0].hoped_s(items), run.ended_s - run.begun_s) > _SHORT_S:
+        elif min(states[at].hoped_s(items), run.ended_s - run.begun_s) > _SHORT_S:
             return
-        self.short(form, items, states[0].hoped_s(items))
+        self.short(form, items, states[at].hoped_s(items))
 
 
 def direct_calls(own: Any, given: Any) -> DirectCalls | None:
-    """Of a dispatcher whose devices are the CPU that the caller runs on, if nobody wants to know of single chunks."""
+    """Of a dispatcher that works in this process, if nobody wants to know of single chunks.
+
+    On the CPU that the caller runs on, and on accelerators for batches that are there.
+    """
     hooks = (own.preprocess, own.postprocess, own.reduce, own.join, own.progress, own.pool.init, own.pool.teardown)
-    if not own._own_pool or own._backend != "thread" or own._written or any(hooks) or not of_one_cpu(own.devices):
+    if not own._own_pool or own._backend != "thread" or own._written or any(hooks):
         return None
-    device, fixed = own.devices[0], isinstance(own.policy, Fixed)
-    if len(own.devices) > 1:
-        return None if fixed or hasattr(given, "on") else DirectCalls(exact=own.tuning.few)
-    size = own.policy.size if fixed and device.size is None else device.size
-    return DirectCalls(-1 if size is None else size or inf, own.tuning.few)
+    devices, fixed, few = own.devices, isinstance(own.policy, Fixed), own.tuning.few
+    if not of_one_cpu(devices):
+        places: dict[torch.device | None, int] = {}
+        places |= {torch.device(device.place): i for i, device in enumerate(devices) if device.kind == "cuda"}
+        sized = fixed or any(device.size is not None for device in devices)
+        return DirectCalls(exact=few, places=places) if places and not sized else None
+    if len(devices) > 1:
+        return None if fixed or hasattr(given, "on") else DirectCalls(exact=few)
+    size = own.policy.size if fixed and devices[0].size is None else devices[0].size
+    return DirectCalls(-1 if size is None else size or inf, few)
 
 
-def is_here(source: Source) -> bool:
-    """Whether a batch is all there, and where the caller runs."""
-    return isinstance(source, WholeBatch) and ((home := home_of(source)) is None or home.type == "cpu")
+def report_once(own: Any, way: Way, form: Any, items: int, begun_s: float, ended_s: float) -> BatchReport:
+    """The report of a batch that a dispatcher did so."""
+    scheduler = ChunkScheduler(LocalCursor(0, 0), own.policy, own.tuning.states(form), total=items)
+    scheduler.rows.append((way.serving[0], 0, items, begun_s, ended_s, 1, "done"))
+    return report_of(scheduler, own.names, begun_s, ended_s, way=way.told(own.names))
+
+
+def once_on(devices: list[NodeDevice], states: list[DeviceState], source: Source) -> list[int]:
+    """The devices that may do a batch with one call: what is not there yet must be likely to fit."""
+    home = home_of(source)
+
+    def may(state: DeviceState, device: NodeDevice) -> bool:
+        near = state.curve is not None and (source.total or 0) <= _LARGER * state.curve.sizes[-1]
+        return state.slots == 1 or near or is_at(home, device)
+
+    return [i for i, state in enumerate(states) if may(state, devices[i])]
 
 
 def is_at(home: torch.device | None, device: NodeDevice) -> bool:

@@ -17,31 +17,14 @@ from dovetail.core.files import as_path
 from dovetail.core.plain import scalar
 from dovetail.core.run import JournalFile
 from dovetail.dispatch.chunk import Chunk, ResultFormError, gaps
-from dovetail.dispatch.inputs.batch import (
-    Source,
-    SourceCursor,
-    TensorBatch,
-    TreeBatch,
-    WholeBatch,
-    as_source,
-    form_of,
-    handed_over,
-)
+from dovetail.dispatch.inputs.batch import Source, SourceCursor, TreeBatch, WholeBatch, as_source, form_of, handed_over
 from dovetail.dispatch.inputs.cursor import Cursor, LocalCursor
 from dovetail.dispatch.inputs.devices import NodeDevice, devices_with, of_one_cpu
 from dovetail.dispatch.live.arguments import check_cursor, check_options, check_resume
-from dovetail.dispatch.live.assembly import BatchOutput, Collected, Preallocated
-from dovetail.dispatch.live.batch_run import (
-    NOWHERE,
-    BatchRun,
-    Calling,
-    Hook,
-    Modes,
-    home_of,
-    placed_on,
-)
+from dovetail.dispatch.live.assembly import BatchOutput, Preallocated, output_for
+from dovetail.dispatch.live.batch_run import NOWHERE, BatchRun, Calling, Hook, Modes, home_of, placed_on
 from dovetail.dispatch.live.compiled import CompiledSizes, is_compiled
-from dovetail.dispatch.live.direct import DirectCallError, DirectCalls, direct_calls, is_at, is_here
+from dovetail.dispatch.live.direct import DirectCallError, DirectCalls, direct_calls, once_on, report_once
 from dovetail.dispatch.live.errors import Failure
 from dovetail.dispatch.live.joining import Join
 from dovetail.dispatch.live.mapping.run import MapReport, map_over
@@ -53,7 +36,7 @@ from dovetail.dispatch.live.tuning_cache import TuningCache, cache_folder
 from dovetail.dispatch.metrics import BatchReport, DispatchRun, report_of
 from dovetail.dispatch.policies import chosen, default_policy
 from dovetail.dispatch.policies.base import DeviceState, Policy
-from dovetail.dispatch.policies.floor import ONE_CALL, Way
+from dovetail.dispatch.policies.floor import Way
 from dovetail.dispatch.replay import RecordedScheduler
 from dovetail.dispatch.scheduler import ChunkScheduler
 
@@ -154,6 +137,7 @@ class Dispatcher:
             pool = WorkerPool(given, backend, init=init, teardown=teardown)
         self.pool = pool
         self.devices = pool.devices if self._own_pool else devices_with(pool.devices, sizes, capacities, priorities)
+        self.names = [device.name for device in self.devices]
         self._alone = len(self.devices) == 1 and self.devices[0].kind == "cpu"
         self._frugal = of_one_cpu(self.devices) and any(device.size is None for device in self.devices)
         self._cuda = any(device.kind == "cuda" for device in self.devices)
@@ -190,9 +174,9 @@ class Dispatcher:
         if self._direct is None:
             return self.attempt(*args, **kwargs).unwrap()
         source, spread = self._source(args, kwargs)
-        form = form_of(source, self.dim)
-        if is_here(source) and self._direct.take(form, source.total or 0):
-            return self._call_once(self._direct, source, form, args, kwargs).unwrap()
+        form, at = form_of(source, self.dim), self._direct.device_of(source)
+        if at is not None and self._direct.take(form, source.total or 0):
+            return self._call_once(self._direct, at, source, form, args, kwargs).unwrap()
         return self._attempt(source, spread, form, args, kwargs).unwrap()
 
     def attempt(
@@ -295,12 +279,8 @@ class Dispatcher:
         return TreeBatch((args, kwargs), self.dim), True
 
     def _output(self, source: Source) -> BatchOutput:
-        home = home_of(source)
-        placed = isinstance(source, TensorBatch | TreeBatch) and self.reduce is None and self.join is None
-        if source.total is None or not placed:
-            return Collected(self.dim, home, self.reduce, self.join, source.total)
-        pinned = home is not None and home.type == "cpu" and self._cuda
-        return Preallocated(source.total, self.dim, None if self.postprocess else home, pinned)
+        kept = self.postprocess is not None
+        return output_for(source, self.dim, home_of(source), self.reduce, self.join, kept)
 
     def _attempt(
         self,
@@ -315,15 +295,16 @@ class Dispatcher:
         if source.total == 0 and resume is None:
             return self._empty(source, spread)
         states = self.tuning.states(form)
-        way = self._way(source, form, states) if cursor is None and resume is None else None
-        if way == ONE_CALL and self._direct is not None and is_here(source):
-            outcome = self._call_once(self._direct, source, form, args, kwargs)
+        at = self._direct.device_of(source) if self._direct is not None else None
+        way = self._way(source, form, states, at) if cursor is None and resume is None else None
+        if self._direct is not None and at is not None and way == Way((at,), whole=True):
+            outcome = self._call_once(self._direct, at, source, form, args, kwargs)
             floor, items = self.tuning.floor(form), source.total or 0
             if floor.decided and floor.is_sure(way, items):
                 self._direct.sure(form, items)
             return outcome
         output = self._output(source) if resume is None or resume.output is None else resume.output
-        told = self.tuning.floor(form).why(way, source.total or 0, names_of(self.devices)) if way is not None else ""
+        told = self.tuning.floor(form).why(way, source.total or 0, self.names) if way is not None else ""
         run = self._batch_run(source, output, spread, states, cursor, resume, told)
         run.way = way
         try:
@@ -380,40 +361,32 @@ class Dispatcher:
             run.record = partial(begin_journal, file, scheduler, source.total, facts, *own)
         return run
 
-    def _way(self, source: Source, form: Any, states: list[DeviceState]) -> Way | None:
-        """Which devices do this batch, and whether one does it with one call; None where that is not to be chosen."""
+    def _way(self, source: Source, form: Any, states: list[DeviceState], at: int | None) -> Way | None:
+        """Who does this batch, and whether with one call (`at`: that the caller can make); None: as the policy says."""
         if not getattr(self.policy, "leaves_out", False) or not self._own_pool or not source.total:
             return None
-        home = home_of(source)
-        once = [i for i, state in enumerate(states) if state.slots == 1 or is_at(home, self.devices[i])]
-        once = [0] if self._direct is not None else once
+        once = once_on(self.devices, states, source) if at is None else [at]
         again = self.tuning.met_again(form, source.total)
         return self.tuning.floor(form).choose(states, source.total, once if again else [])
 
     def _call_once(
-        self, direct: DirectCalls, source: Any, form: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
+        self, direct: DirectCalls, at: int, source: Any, form: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> BatchOutcome:
         """One call on the caller's thread, with nothing around it; if it fails, the engine goes on from there."""
         self.pool.refuse_inside()
-        call, floor = self.function(self.devices[0]), self.tuning.floor(form)
+        call, floor, way = self.function(self.devices[at]), self.tuning.floor(form), Way((at,), whole=True)
         try:
-            result, begun_s, ended_s = direct.call(call, source, form, floor, args, kwargs)
+            result, begun_s, ended_s = direct.call(call, source, form, floor, way, args, kwargs)
         except DirectCallError as failed:
             states = self.tuning.states(form)
-            states[0].whole = True
+            states[at].whole = True
             run = self._batch_run(source, self._output(source), len(args) != 1 or bool(kwargs), states)
-            if not run.begin_failed(failed.begun_s, failed.error):
+            if not run.begin_failed(at, failed.begun_s, failed.error):
                 self._carry_out(run)
             return self._outcome(run, form, whole=True)
-        self._latest = partial(self._report_once, form, source.total, begun_s, ended_s)
+        self._latest = partial(report_once, self, way, form, source.total, begun_s, ended_s)
         self._recorded = partial(run_of, NOWHERE, self._latest, self.policy_name)
         return BatchOutcome(result, [], [], self._latest, None, self._recorded)
-
-    def _report_once(self, form: Any, items: int, begun_s: float, ended_s: float) -> BatchReport:
-        scheduler = ChunkScheduler(LocalCursor(0, 0), self.policy, self.tuning.states(form), total=items)
-        scheduler.rows.append((0, 0, items, begun_s, ended_s, 1, "done"))
-        names = names_of(self.devices)
-        return report_of(scheduler, names, begun_s, ended_s, way=ONE_CALL.told(names))
 
     def _carry_out(self, run: BatchRun) -> None:
         here = self.mode == "sync" or (self._own_pool and self._alone and self._backend == "thread")
@@ -434,7 +407,7 @@ class Dispatcher:
     def _outcome(self, run: BatchRun, form: Any, whole: bool) -> BatchOutcome:
         scheduler = run.scheduler
         self.tuning.learn(form, scheduler.view.devices)
-        names = names_of(self.devices)
+        names = self.names
         begun_s, ended_s, spans = run.begun_s, run.ended_s or perf_counter(), run.spans or ()
         way, told, total = run.way, run.told, run.source.total
         self._latest = lambda: report_of(scheduler, names, begun_s, ended_s, spans, told)
@@ -450,9 +423,8 @@ class Dispatcher:
         self._recorded = partial(run_of, file, self._latest, self.policy_name, own, claims)
         if self._direct is not None and not self.tuning.floor(form).unjoinable:
             self._direct.learn(form, run)
-        late = any(self.pool.workers[chunk.device].late for chunk in scheduler.active)
-        if late and isinstance(run.output, Preallocated):
-            run.output.detached = True
+        if isinstance(run.output, Preallocated) and not run.output.on_host:
+            run.output.detached = any(self.pool.workers[chunk.device].late for chunk in scheduler.active)
         failures = [
             Failure(names[chunk.device], chunk.start, chunk.stop, chunk.attempt, error)
             for chunk, error in scheduler.failures
@@ -474,7 +446,3 @@ class Dispatcher:
         self._latest, self._recorded = lambda: report, partial(run_of, NOWHERE, lambda: report, self.policy_name)
         result = self.reduce([result]) if self.reduce else [result] if self.join == "list" else result
         return BatchOutcome(result, [], [], self._latest, None, self._recorded)
-
-
-def names_of(devices: Sequence[NodeDevice]) -> list[str]:
-    return [device.name for device in devices]

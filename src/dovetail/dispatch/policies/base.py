@@ -20,6 +20,8 @@ _CHECKED = 3  # first chunks, by which a curve from before is judged
 _OTHER = 0.7  # a median of theirs this far off, as a logarithm: it is another curve
 _NEAR = 64  # times the largest size that was measured
 _RECENT = 5  # chunks, of which the median is believed in the next run
+_OVERLAP = 0.7  # of a chunk's time alone, which it is thought to take beside others until that is known
+_CUTS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64)  # into how many chunks a batch may be cut for it
 
 
 @dataclass(slots=True, eq=False)
@@ -100,8 +102,27 @@ class DeviceState:
             return due_s if due_s > now_s else now_s
         return now_s + 2 * (now_s - due_s) + 0.05 * (due_s - self.begun_s)
 
-    def observed(self, size: int, seconds: float) -> None:
-        """A chunk took so long: averaged in, unless it is so far off that the device must have changed."""
+    def overlapped(self, share: float) -> float:
+        """The size of chunks that do so many items soonest, where a chunk comes in while another is computed.
+
+        Alone a chunk takes as long as the curve says; beside others, `factor` of that. So many chunks hide more of the
+        copies, and cost more calls.
+        """
+        assert self.curve is not None
+        beside = min(self.factor, 1.0) if len(self.recent) >= _CHECKED else _OVERLAP
+        best, least_s = share, inf
+        for chunks in _CUTS:
+            alone_s = self.curve.seconds(share / chunks)
+            total_s = alone_s * (1 + beside * (chunks - 1))
+            if total_s < least_s:
+                best, least_s = share / chunks, total_s
+        return min(best, self.best)
+
+    def observed(self, size: int, seconds: float, beside: bool = True) -> None:
+        """A chunk took so long: averaged in, unless it is so far off that the device must have changed.
+
+        `beside`: others were under way on this device when it began.
+        """
         if self.search is not None and self.search.is_compiling(size):
             return
         self.seen, self.busy = self.seen + 1, True
@@ -113,6 +134,8 @@ class DeviceState:
         if self.curve is None:
             self.curve = Curve([(size, seconds)])
         planned_s = self.curve.seconds(size)
+        if self.slots > 1 and not beside:
+            return  # it hid nothing, and tells nothing of those that do
         if self.slots > 1:  # which of several chunks in flight ends when is chance; what they take together is not
             self.window.append((seconds, planned_s))
             if len(self.window) < self.slots:

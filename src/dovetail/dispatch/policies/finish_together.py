@@ -5,6 +5,7 @@ from __future__ import annotations
 from math import ceil, inf
 
 from dovetail.core.registry import policy
+from dovetail.dispatch.inputs.size_search import UNLIMITED
 from dovetail.dispatch.policies.base import DECLINE, WAIT, DeviceState, View, probe
 
 _PLENTY = 1.5  # longest chunks of work ahead, below which the end is planned
@@ -44,8 +45,9 @@ class FinishTogether:
         if remaining == inf:
             return me.best
         rate, longest_s = _together(view)
+        most = _most(me, view.total, rate)
         if remaining > _PLENTY * rate * longest_s:
-            return self._early(me, remaining / rate)
+            return min(self._early(me, remaining / rate), most)
         end_s = finish_s(view)
         share: float = min(items_until(me, end_s, view.now_s), remaining)
         if share < 1:
@@ -53,7 +55,7 @@ class FinishTogether:
         size = self._part(me, share)
         if not me.seen and len(view.devices) > 1:
             size = self._first(me, size, end_s - view.now_s)
-        return int(min(max(size, me.best) if me.frugal else size, me.limit))
+        return int(min(max(size, me.best) if me.frugal else size, me.limit, most))
 
     @staticmethod
     def _first(state: DeviceState, size: int, left_s: float) -> int:
@@ -103,6 +105,14 @@ def _together(view: View) -> tuple[float, float]:
                 longest_s = seconds
             rate += state.best / seconds if seconds else 0.0
     return rate, longest_s
+
+
+def _most(state: DeviceState, total: float, rate: float) -> int:
+    """The largest chunk that hides enough of the copies behind others, where chunks overlap."""
+    if state.slots == 1 or state.size is not None or not rate or total == inf:
+        return UNLIMITED
+    own = state.best / (state.seconds(state.best) or 1e-9)
+    return ceil(state.overlapped(total * min(own / rate, 1.0)))
 
 
 def items_until(state: DeviceState, end_s: float, now_s: float) -> float:

@@ -17,13 +17,15 @@ from dovetail.dispatch.policies.base import DeviceState
 _KEPT = 3  # runs, of which the median counts
 _FIRST = 2  # runs that go to finding sizes, if need be
 _TRIES = 2  # for a way that seems to lose
-_CLEARLY = 0.95  # of the time with fewer devices, or fewer calls: else those are preferred
+_CLEARLY = 0.95  # of the time with fewer devices of one CPU, or fewer calls there: else those are preferred
+_AT_ALL = 0.98  # the same where devices are not of one CPU, and nothing is lost by using them
 _WORTH = 0.75  # of the time of one call on the same CPU: what promises less is not even tried
 _MAYBE = 1.5  # times the best device's time for one call, by the curves: that of others is tried too
 _SLOW = 0.25  # of the fastest device's rate: one below may well cost more than it brings
 _DOUBT = 1.3  # times what the curves say: such a run is repeated
 _SHORT_S = 1.0  # a batch that takes no longer is tried in every way, whatever that costs
 _SHARE = 0.03  # of the time, for a look at ways that lost
+_REST = 16  # runs between two such looks at one way
 _DEARER = 1.1  # times the CPU time of one call: so much may be spent for an earlier end, and no more
 
 
@@ -66,6 +68,7 @@ class Floor:
     credit_s: float = 0.0  # time that looking at ways that lost may cost
     runs: int = 0
     decided: bool = False  # nothing was left to try when a way was chosen last
+    looked: dict[Way, int] = field(default_factory=dict)  # the run in which each way that lost was looked at last
     unjoinable: bool = False  # results were refused: one call must not hide that in some runs
 
     def choose(self, states: Sequence[DeviceState], items: int, once: Collection[int]) -> Way:
@@ -89,7 +92,7 @@ class Floor:
         took = {way: _usual(known).of(items) for way, known in runs.items()}
         planned = self._affordable(_planned(states, items, once, runs), took)
         expected = {way: took.get(way, plan).wall_s for way, plan in planned.items()}
-        best = _least(expected)
+        best = _least(expected, self._clearly)
         called = any(way.whole for way in runs)
         if self.shared and not called and expected[best] <= _SHORT_S and (one := next(iter(planned))).whole:
             return one  # whatever the curves say of it: all is compared with this one
@@ -97,7 +100,7 @@ class Floor:
             known = runs.get(way, ())
             near = plan.wall_s <= (2 * len(states) if self.shared else _DOUBT) * expected[best]
             floor = way.whole and near and (way in runs or not called)
-            promises = plan.wall_s < (_CLEARLY if way in runs or not self.shared else _WORTH) * expected[best]
+            promises = plan.wall_s < (self._clearly if way in runs or not self.shared else _WORTH) * expected[best]
             if plan.wall_s <= _SHORT_S and (floor or promises):
                 doubtful = not known or min(known).wall_s * items > _DOUBT * plan.wall_s
                 if len(known) < _TRIES and doubtful:
@@ -106,11 +109,16 @@ class Floor:
             more_s, hope_s = expected[way] - expected[best], planned[way].wall_s
             if self.shared and not way.whole and hope_s >= _CLEARLY * expected[best]:
                 continue
-            if 0 < more_s <= self.credit_s:
+            if 0 < more_s <= self.credit_s and self.runs - self.looked.get(way, -_REST) >= _REST:
                 self.credit_s -= more_s
+                self.looked[way] = self.runs
                 return way
         self.decided = True
         return best
+
+    @property
+    def _clearly(self) -> float:
+        return _CLEARLY if self.shared else _AT_ALL
 
     def _affordable(self, planned: dict[Way, Took], took: dict[Way, Took]) -> dict[Way, Took]:
         """The ways that cost little more of the CPU than one call does."""
@@ -134,7 +142,7 @@ class Floor:
     def is_sure(self, way: Way, items: int) -> bool:
         """Whether this way has shown more than once what it takes, and no other has shown to be better."""
         took = {each: _usual(runs).wall_s for each, runs in dict(self._took(items)).items()}
-        least_s = _CLEARLY * took.get(way, 0.0)
+        least_s = self._clearly * took.get(way, 0.0)
         return len(self._took(items).get(way, ())) > 1 and all(each_s >= least_s for each_s in took.values())
 
     def why(self, way: Way, items: int, names: Sequence[str]) -> str:
@@ -148,11 +156,11 @@ def _usual(runs: Sequence[Took]) -> Took:
     return Took(median_low(run.wall_s for run in runs), median_low(run.cpu_s for run in runs))
 
 
-def _least(expected: dict[Way, float]) -> Way:
+def _least(expected: dict[Way, float], clearly: float) -> Way:
     """The way that takes least; a later one must be clearly better."""
     best = next(iter(expected))
     for way in expected:
-        if expected[way] < _CLEARLY * expected[best]:
+        if expected[way] < clearly * expected[best]:
             best = way
     return best
 
