@@ -5,7 +5,7 @@
     python -m bench.dispatch --simulated    policies on NEML2's published curves: % of the sum of the peak rates
     python -m bench.dispatch --stalls       CPU time of later runs over one call, with planted stalls and a busy machine
     python -m bench.dispatch --small        CPU time of small batches of four types over the plain call
-    python -m bench.dispatch --gpu          a batched 6x6 Newton solve in float64 on a CUDA device and the CPU
+    python -m bench.dispatch --gpu          four problems on a CUDA device and the CPU: by hand, at the limit, ours
     python -m bench.dispatch --peers        five functions: a plain call, threads by hand, joblib, Dask, Ray Data, ours
 
 Without a flag, the first three. Times are the least of several runs, since whatever else a machine does only adds to
@@ -27,6 +27,7 @@ import torch
 from torch import Tensor
 
 from bench import show
+from bench._dispatch_gpu import gpu
 from bench._dispatch_peers import peers
 from bench._dispatch_small import small
 from bench._dispatch_stalls import stalls
@@ -34,12 +35,8 @@ from dovetail.core import registry
 from dovetail.dispatch import Dispatcher
 from dovetail.dispatch.inputs.curve_files import SimDevice
 from dovetail.dispatch.inputs.curves import PUBLISHED
-from dovetail.dispatch.inputs.devices import NodeDevice as Device
 from dovetail.dispatch.simulate import run as simulate
 from dovetail.testing.dispatch import THREE, Sleeper
-
-ITEMS = 1_000_000
-ITERATIONS = 10
 
 
 def main() -> None:
@@ -47,9 +44,8 @@ def main() -> None:
     for name in ("overhead", "emulated", "simulated", "stalls", "small", "gpu", "peers"):
         parser.add_argument(f"--{name}", action="store_true")
     parser.add_argument("--format", choices=["json", "table"], default="json", help="table: one line per figure")
-    parser.add_argument("--items", type=int, default=ITEMS, help="items of the Newton solve")
     parser.add_argument("--repeats", type=int, default=9)
-    parser.add_argument("--scale", type=float, default=1.0, help="of the batches beside the peers")
+    parser.add_argument("--scale", type=float, default=1.0, help="of the batches on a GPU and beside the peers")
     parser.add_argument("--leave-out", nargs="+", default=[], help="peers: joblib, dask, ray")
     arguments = parser.parse_args()
     sections: dict[str, Callable[[], Any]] = {
@@ -58,7 +54,7 @@ def main() -> None:
         "emulated": lambda: emulated(arguments.repeats),
         "stalls": stalls,
         "small": small,
-        "gpu": lambda: gpu(arguments.items, arguments.repeats),
+        "gpu": lambda: gpu(arguments.repeats, arguments.scale),
         "peers": lambda: peers(arguments.repeats, arguments.scale, leave_out=arguments.leave_out),
     }
     chosen = [name for name in sections if getattr(arguments, name)] or ["overhead", "simulated", "emulated"]
@@ -190,172 +186,6 @@ def emulated(repeats: int) -> dict[str, Any]:
             best[str(items)] = round(100 * max(rates), 1)
             medians[str(items)] = round(100 * median(rates), 1)
     return {**best, "medians": medians}
-
-
-# -- a GPU
-
-
-class Newton:
-    """Solves s + c A s^3 = x for s, item by item, with six unknowns: an implicit update as material models have it."""
-
-    def __init__(self, iterations: int = ITERATIONS) -> None:
-        self.iterations = iterations
-        generator = torch.Generator().manual_seed(1)
-        half = torch.rand(6, 6, generator=generator, dtype=torch.float64)
-        self.matrix = 0.1 * (half @ half.T)
-
-    def on(self, device: Device) -> Callable[[Tensor], Tensor]:
-        matrix = self.matrix.to(device.place)
-        unit = torch.eye(6, dtype=torch.float64, device=device.place)
-
-        def solve(x: Tensor) -> Tensor:
-            s = x
-            for _ in range(self.iterations):
-                residual = s + (s**3) @ matrix.T - x
-                jacobian = unit + matrix * (3 * s**2).unsqueeze(-2)
-                step, _ = torch.linalg.solve_ex(jacobian, residual.unsqueeze(-1))
-                s = s - step.squeeze(-1)
-            return s
-
-        return solve
-
-
-def gpu(items: int, repeats: int) -> dict[str, Any]:
-    """Items per second of the Newton solve on a batch that is held on the host, in several ways."""
-    if not torch.cuda.is_available():
-        return {"error": "no CUDA device"}
-    newton = Newton()
-    found: dict[str, Any] = {"items": items, "iterations": newton.iterations, "millions of items per second": {}}
-    rates = found["millions of items per second"]
-    x = torch.rand(items, 6, dtype=torch.float64)
-    pinned = x.pin_memory()
-    solve = newton.on(Device("cuda:0"))
-    expected = solve(x.cuda()).cpu()
-    steps: list[tuple[str, Callable[[], None]]] = [
-        ("single call", lambda: _single(solve, pinned, expected, repeats, rates, found)),
-        ("NEML2-style", lambda: _pageable(solve, x, expected, repeats, rates, found)),
-        ("ours", lambda: _ours(newton, pinned, expected, repeats, rates, found)),
-        ("ours, pageable input", lambda: _ours(newton, x, expected, repeats, rates, found, "ours, pageable input")),
-        ("cpu and gpu", lambda: _both(newton, pinned, expected, repeats, rates, found)),
-    ]
-    for name, step in steps:
-        try:
-            step()
-        except Exception as error:
-            traceback.print_exc()
-            found[f"{name}: error"] = f"{type(error).__name__}: {error}"
-        torch.cuda.synchronize()
-        torch.cuda.empty_cache()
-    found["ratios"] = _ratios(rates, found.get("NEML2-style by size", {}))
-    return found
-
-
-def _ratios(rates: dict[str, float], by_size: dict[int, float]) -> dict[str, float]:
-    def over(one: str, *others: str) -> float | None:
-        below = [rates.get(other) for other in others]
-        return round(rates[one] / sum(filter(None, below)), 3) if one in rates and all(below) else None
-
-    named = {
-        "ours over NEML2-style (at least 3)": over("ours", "NEML2-style"),
-        "ours over single call (at least 0.97)": over("ours", "single call"),
-        "cpu and gpu over their sum (at least 0.97)": over("cpu and gpu", "ours", "cpu alone"),
-        "cpu and gpu over gpu (at least 1)": over("cpu and gpu", "ours"),
-    }
-    for size, rate in by_size.items():
-        named[f"ours over NEML2-style with chunks of {size}"] = (
-            round(rates["ours"] / rate, 2) if "ours" in rates else None
-        )
-    return {name: ratio for name, ratio in named.items() if ratio is not None}
-
-
-def _rate(call: Callable[[], Any], items: int, repeats: int) -> float:
-    return round(items / min(timed(call, repeats, torch.cuda.synchronize)) / 1e6, 3)
-
-
-def _check(result: Tensor, expected: Tensor, name: str) -> None:
-    if not torch.allclose(result, expected, rtol=1e-9, atol=1e-12):
-        raise AssertionError(f"{name}: results differ by {(result - expected).abs().max().item():g}")
-
-
-def _single(
-    solve: Callable[[Tensor], Tensor],
-    pinned: Tensor,
-    expected: Tensor,
-    repeats: int,
-    rates: dict[str, float],
-    found: dict[str, Any],
-) -> None:
-    out = torch.empty_like(expected).pin_memory()
-
-    def call() -> None:
-        out.copy_(solve(pinned.to("cuda:0", non_blocking=True)), non_blocking=True)
-        torch.cuda.synchronize()
-
-    call()
-    _check(out, expected, "single call")
-    torch.cuda.reset_peak_memory_stats()
-    rates["single call"] = _rate(call, len(pinned), repeats)
-    found["single call: device memory MiB"] = torch.cuda.max_memory_allocated() >> 20
-
-
-def _pageable(
-    solve: Callable[[Tensor], Tensor],
-    x: Tensor,
-    expected: Tensor,
-    repeats: int,
-    rates: dict[str, float],
-    found: dict[str, Any],
-) -> None:
-    """Chunk by chunk: copy in, compute, copy out, each waited for; then concatenate. The best of several sizes."""
-    by_size = {}
-    for size in (16384, 32768, 65536, 131_072, 262_144, 524_288, len(x)):
-
-        def call(size: int = size) -> Tensor:
-            parts = [solve(x[at : at + size].to("cuda:0")).to("cpu") for at in range(0, len(x), size)]
-            return torch.cat(parts)
-
-        _check(call(), expected, "NEML2-style")
-        by_size[size] = _rate(call, len(x), max(3, repeats // 2))
-    found["NEML2-style by size"] = by_size
-    rates["NEML2-style"] = max(by_size.values())
-
-
-def _ours(
-    newton: Newton,
-    x: Tensor,
-    expected: Tensor,
-    repeats: int,
-    rates: dict[str, float],
-    found: dict[str, Any],
-    name: str = "ours",
-) -> None:
-    with Dispatcher(newton, "cuda:0", cache=False) as dispatcher:
-        for _ in range(6):
-            _check(dispatcher.run(x), expected, name)
-        torch.cuda.synchronize()
-        torch.cuda.reset_peak_memory_stats()
-        rates[name] = _rate(lambda: dispatcher.run(x), len(x), 2 * repeats)
-        report = dispatcher.report
-    found[f"{name}: device memory MiB"] = torch.cuda.max_memory_allocated() >> 20
-    found[f"{name}: chunks"] = [row.stop - row.start for row in report.rows]
-    found[f"{name}: busy"] = round(report.devices[0].busy, 3)
-
-
-def _both(
-    newton: Newton, x: Tensor, expected: Tensor, repeats: int, rates: dict[str, float], found: dict[str, Any]
-) -> None:
-    some = x[: max(1, len(x) // 8)]
-    with Dispatcher(newton, "cpu", cache=False) as dispatcher:
-        for _ in range(6):
-            _check(dispatcher.run(some), expected[: len(some)], "cpu alone")
-        rates["cpu alone"] = _rate(lambda: dispatcher.run(some), len(some), 3)
-    with Dispatcher(newton, ["cuda:0", "cpu"], cache=False) as dispatcher:
-        for _ in range(8):
-            _check(dispatcher.run(x), expected, "cpu and gpu")
-        rates["cpu and gpu"] = _rate(lambda: dispatcher.run(x), len(x), 2 * repeats)
-        report = dispatcher.report
-    found["cpu and gpu: items"] = {device.name: device.items for device in report.devices}
-    found["cpu and gpu: busy"] = {device.name: round(device.busy, 3) for device in report.devices}
 
 
 if __name__ == "__main__":
