@@ -26,7 +26,7 @@ LEAST_BYTES = 64 << 20
 _AHEAD = 4  # pieces on their way: more would only take more blocks
 
 
-class Mark(Protocol):
+class CopyMark(Protocol):
     """A moment in the work of a device, as an event of CUDA is."""
 
     def query(self) -> bool: ...
@@ -34,24 +34,24 @@ class Mark(Protocol):
     def synchronize(self) -> object: ...
 
 
-class Link(Protocol):
+class CopyLink(Protocol):
     """Copies to and from one device, which are done in the order in which they were begun."""
 
     def copy(self, to: Tensor, given: Tensor) -> None:
         """Begin to copy; between pinned memory and the device nobody waits for it."""
 
-    def mark(self) -> Mark:
+    def mark(self) -> CopyMark:
         """The moment when all that was begun is done."""
 
 
-class Block:
+class PinnedBlock:
     """Some pinned memory, and when the copy that goes through it is done."""
 
     __slots__ = ("mark", "memory")
 
     def __init__(self, memory: Tensor) -> None:
         self.memory = memory
-        self.mark: Mark | None = None
+        self.mark: CopyMark | None = None
 
     def alike(self, piece: Tensor) -> Tensor:
         """Room for a piece."""
@@ -67,12 +67,12 @@ class StagingPool:
         self.made = 0  # blocks
         self._most = max(2, most_bytes // block_bytes)
         self._allocate = allocate
-        self._free: list[Block] = []
-        self._sent: deque[Block] = deque()  # free when their copies are done; the oldest first
+        self._free: list[PinnedBlock] = []
+        self._sent: deque[PinnedBlock] = deque()  # free when their copies are done; the oldest first
         self._held = 0  # blocks with results, which somebody will fetch
         self._lock = Lock()
 
-    def send(self, given: Tensor, to: Tensor, link: Link) -> None:
+    def send(self, given: Tensor, to: Tensor, link: CopyLink) -> None:
         """Begin to copy a tensor of the host to one like it on a device; the host's may be changed afterwards."""
         for piece, there in zip(self._pieces(given), self._pieces(to), strict=True):
             block = self._for_sending()
@@ -89,7 +89,7 @@ class StagingPool:
             return iter((tensor,))
         return iter(torch.split(tensor.contiguous().view(-1), self.block_bytes // size))
 
-    def _for_sending(self) -> Block | None:
+    def _for_sending(self) -> PinnedBlock | None:
         """A block that is free, or will be next; None if all wait to be fetched."""
         with self._lock:
             if self._sent and (mark := self._sent[0].mark) is not None and mark.query():
@@ -101,40 +101,40 @@ class StagingPool:
         block.mark.synchronize()
         return block
 
-    def hold(self) -> Block | None:
+    def hold(self) -> PinnedBlock | None:
         """A block for results, until it is given back; at most half of them, or nothing could be sent any more."""
         with self._lock:
             if 2 * self._held >= self._most:
                 return None
             if self._sent and (mark := self._sent[0].mark) is not None and mark.query():
-                block: Block | None = self._sent.popleft()
+                block: PinnedBlock | None = self._sent.popleft()
             else:
                 block = self._spare()
             self._held += block is not None
             return block
 
-    def _spare(self, more: bool = True) -> Block | None:
+    def _spare(self, more: bool = True) -> PinnedBlock | None:
         """One that is free, or a new one."""
         if self._free:
             return self._free.pop()
         if not more or self.made >= self._most:
             return None
         try:
-            block = Block(self._allocate(self.block_bytes))
+            block = PinnedBlock(self._allocate(self.block_bytes))
         except RuntimeError:  # the system gives no more
             self._most = max(2, self.made)
             return None
         self.made += 1
         return block
 
-    def give_back(self, block: Block, mark: Mark | None) -> None:
+    def give_back(self, block: PinnedBlock, mark: CopyMark | None) -> None:
         """What was held is free, at once or after a mark."""
         with self._lock:
             self._held -= 1
             block.mark = mark
             self._free.append(block) if mark is None else self._sent.append(block)
 
-    def free_after(self, block: Block, mark: Mark) -> None:
+    def free_after(self, block: PinnedBlock, mark: CopyMark) -> None:
         """A block is free when its copy is done."""
         with self._lock:
             block.mark = mark
@@ -144,10 +144,10 @@ class StagingPool:
 class Returning:
     """A tensor of a device on its way to the host: as many of its pieces at once as there are blocks for."""
 
-    def __init__(self, tensor: Tensor, pool: StagingPool, link: Link) -> None:
+    def __init__(self, tensor: Tensor, pool: StagingPool, link: CopyLink) -> None:
         self._tensor, self._pool, self._link = tensor, pool, link
         self._pieces = list(pool._pieces(tensor.contiguous()))
-        self._blocks: list[Block] = []
+        self._blocks: list[PinnedBlock] = []
         for piece in self._pieces:
             block = pool.hold()
             if block is None:
