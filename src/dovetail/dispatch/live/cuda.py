@@ -27,7 +27,7 @@ from dovetail.dispatch.live.assembly import Preallocated
 from dovetail.dispatch.live.batch_run import BatchRun
 from dovetail.dispatch.live.card import Card
 from dovetail.dispatch.live.input_changes import called_again
-from dovetail.dispatch.live.staging import Returning, StagingPool, is_staged, pinned_pool
+from dovetail.dispatch.live.staging import Returning, StagingPool, is_staged, pinned_pool, populate
 from dovetail.dispatch.live.worker import Ended
 
 
@@ -194,7 +194,9 @@ class CudaWorker:
         assert chunk is not None
         assert run is not None
         try:
-            slot.ended.synchronize()
+            if not slot.ended.query():
+                _make_room(slot, chunk, run)
+                slot.ended.synchronize()
             if run.claim(chunk):
                 self._write(slot, chunk, run)
             self._tell_spans(slot)
@@ -244,6 +246,17 @@ class CudaWorker:
         _Slot.give_back(self.card, self._free)
         self._free.clear()
         self._whole = {}
+
+
+def _make_room(slot: _Slot, chunk: Chunk, run: BatchRun) -> None:
+    """Memory for what is on its way home: the host has nothing better to do before it comes."""
+    places = run.output.places(chunk.start, chunk.stop, slot.result) if isinstance(run.output, Preallocated) else None
+    if places is not None and _comes_home(run):
+        for _, there in places:
+            populate(there)
+    elif places is None:
+        for each in slot.returning.values():
+            each.make_room()
 
 
 def _comes_home(run: BatchRun) -> bool:

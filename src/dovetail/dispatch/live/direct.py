@@ -51,6 +51,7 @@ class DirectCalls:
     ) -> None:
         """`exact`: what is known of one size does not hold for others; `places`: which device has what is there."""
         self.most, self._exact, self._places = most, exact, places
+        self.is_timed = places is ONE_CPU  # an accelerator is only told what to do: how long that takes is not seen
         self._short: dict[Any, tuple[int, float]] = {}  # by form: items, and more seconds than they should take
         self._sure: dict[tuple[Any, int], int] = {}  # by form and items (about): calls left
         self._slow: Counter[Any] = Counter()
@@ -104,9 +105,9 @@ class DirectCalls:
         except Exception as error:
             raise DirectCallError(begun_s, error) from error
         ended_s = perf_counter()
-        if self._places is not ONE_CPU:
-            pass  # an accelerator is only told what to do: it is not known how long that takes
-        elif is_short:
+        if not self.is_timed:
+            return result, begun_s, ended_s
+        if is_short:
             self._check_short(form, ended_s - begun_s)
         elif ended_s - begun_s < _SHORT_S:
             self.short(form, items)

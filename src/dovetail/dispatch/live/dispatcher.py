@@ -147,9 +147,8 @@ class Dispatcher:
         self._by_name, self._options = isinstance(policy, str), dict(options or {})
         self.given, self.function = function, placed_on(function)
         self.dim, self.mode, self.reduce, self.join = dim, mode, reduce, join
-        self.preprocess, self.postprocess = preprocess, postprocess
+        self.preprocess, self.postprocess, self.progress = preprocess, postprocess, progress
         self.backup, self.on_error, self.retries, self.weight = backup, on_error, retries, weight
-        self.progress = progress
         self.trace = as_path(trace, "trace") if trace is not None else None
         self.journal = bool(journal) if journal is None or isinstance(journal, bool) else as_path(journal, "journal")
         self._written = self.trace or self.journal
@@ -295,16 +294,17 @@ class Dispatcher:
         if source.total == 0 and resume is None:
             return self._empty(source, spread)
         states = self.tuning.states(form)
-        at = self._direct.device_of(source) if self._direct is not None else None
+        direct, floor, items = self._direct, self.tuning.floor(form), source.total or 0
+        at = direct.device_of(source) if direct is not None else None
         way = self._way(source, form, states, at) if cursor is None and resume is None else None
-        if self._direct is not None and at is not None and way == Way((at,), whole=True):
-            outcome = self._call_once(self._direct, at, source, form, args, kwargs)
-            floor, items = self.tuning.floor(form), source.total or 0
-            if floor.decided and floor.is_sure(way, items):
-                self._direct.sure(form, items)
+        one = None if at is None else Way((at,), whole=True)
+        if direct and at is not None and one and way == one and (direct.is_timed or floor.is_sure(one, items)):
+            outcome = self._call_once(direct, at, source, form, args, kwargs)
+            if floor.decided and floor.is_sure(one, items):
+                direct.sure(form, items)
             return outcome
         output = self._output(source) if resume is None or resume.output is None else resume.output
-        told = self.tuning.floor(form).why(way, source.total or 0, self.names) if way is not None else ""
+        told = floor.why(way, items, self.names) if way is not None else ""
         run = self._batch_run(source, output, spread, states, cursor, resume, told)
         run.way = way
         try:
@@ -407,12 +407,13 @@ class Dispatcher:
     def _outcome(self, run: BatchRun, form: Any, whole: bool) -> BatchOutcome:
         scheduler = run.scheduler
         self.tuning.learn(form, scheduler.view.devices)
-        names = self.names
         begun_s, ended_s, spans = run.begun_s, run.ended_s or perf_counter(), run.spans or ()
         way, told, total = run.way, run.told, run.source.total
-        self._latest = lambda: report_of(scheduler, names, begun_s, ended_s, spans, told)
+        self._latest = lambda: report_of(scheduler, self.names, begun_s, ended_s, spans, told)
         if way is not None and total is not None and not scheduler.failures and scheduler.done_items == total:
-            self.tuning.floor(form).ended(way, total, ended_s - begun_s, process_time() - run.cpu_s)
+            probed = any(state.probed for state in scheduler.view.devices)  # nothing overlapped then: it does not count
+            used = ended_s - begun_s, process_time() - run.cpu_s
+            self.tuning.floor(form).ended(way._replace(counts=way.counts and not probed), total, *used)
         if any(isinstance(error, ResultFormError) for _, error in scheduler.failures):
             self.tuning.floor(form).unjoinable = True
         if self.trace is not None:
@@ -426,7 +427,7 @@ class Dispatcher:
         if isinstance(run.output, Preallocated) and not run.output.on_host:
             run.output.detached = any(self.pool.workers[chunk.device].late for chunk in scheduler.active)
         failures = [
-            Failure(names[chunk.device], chunk.start, chunk.stop, chunk.attempt, error)
+            Failure(self.names[chunk.device], chunk.start, chunk.stop, chunk.attempt, error)
             for chunk, error in scheduler.failures
         ]
         missing = scheduler.missing(total) if whole and total is not None and scheduler.done_items != total else []

@@ -54,6 +54,7 @@ class DeviceState:
     whole: bool = False  # it does all of the batch in one call
     frugal: bool = False  # it shares a CPU, and this run is compared with one call: none is made to find sizes
     few: bool = False  # its function is compiled for every size anew
+    probed: bool = False  # chunks of this batch were done one at a time, to find sizes
 
     def __post_init__(self) -> None:
         if self.curve is None and self.size is None and self.search is None:
@@ -102,21 +103,20 @@ class DeviceState:
             return due_s if due_s > now_s else now_s
         return now_s + 2 * (now_s - due_s) + 0.05 * (due_s - self.begun_s)
 
-    def overlapped(self, share: float) -> float:
-        """The size of chunks that do so many items soonest, where a chunk comes in while another is computed.
+    def overlapped(self, share: float) -> tuple[float, float]:
+        """The size of chunks that do so many items soonest where they overlap, and how long all of them take.
 
-        Alone a chunk takes as long as the curve says; beside others, `factor` of that. So many chunks hide more of the
+        Alone a chunk takes as long as the curve says; beside others, `factor` of that. So more chunks hide more of the
         copies, and cost more calls.
         """
         assert self.curve is not None
         beside = min(self.factor, 1.0) if len(self.recent) >= _CHECKED else _OVERLAP
         best, least_s = share, inf
         for chunks in _CUTS:
-            alone_s = self.curve.seconds(share / chunks)
-            total_s = alone_s * (1 + beside * (chunks - 1))
+            total_s = self.curve.seconds(share / chunks) * (1 + beside * (chunks - 1))
             if total_s < least_s:
                 best, least_s = share / chunks, total_s
-        return min(best, self.best)
+        return min(best, self.best), least_s
 
     def observed(self, size: int, seconds: float, beside: bool = True) -> None:
         """A chunk took so long: averaged in, unless it is so far off that the device must have changed.
@@ -127,7 +127,7 @@ class DeviceState:
             return
         self.seen, self.busy = self.seen + 1, True
         if self.search is not None and (self.probing or self.slots == 1) and self.search.wants(size):
-            self.probing = False
+            self.probing, self.probed = False, self.slots > 1
             self.search.add(size, seconds / self.factor if self.search.again else seconds)
             self.curve = self.search.curve()
             return

@@ -112,7 +112,7 @@ def _most(state: DeviceState, total: float, rate: float) -> int:
     if state.slots == 1 or state.size is not None or not rate or total == inf:
         return UNLIMITED
     own = state.best / (state.seconds(state.best) or 1e-9)
-    return ceil(state.overlapped(total * min(own / rate, 1.0)))
+    return ceil(state.overlapped(total * min(own / rate, 1.0))[0])
 
 
 def items_until(state: DeviceState, end_s: float, now_s: float) -> float:

@@ -185,5 +185,7 @@ def _planned(states: Sequence[DeviceState], items: int, once: Collection[int], r
 
 def _busy_s(state: DeviceState, share: float) -> float:
     """How long a device is busy with its share of a batch, in one call or in several."""
+    if state.slots > 1:
+        return state.overlapped(share)[1]
     calls = ceil(share / state.best)
     return min(state.seconds(share), calls * state.seconds(share / calls))

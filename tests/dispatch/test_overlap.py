@@ -1,0 +1,80 @@
+"""Sizes where chunks overlap: a card with a copier for each way and one computer, in virtual time."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import pytest
+
+from dovetail.dispatch.inputs.cursor import LocalCursor
+from dovetail.dispatch.policies.base import DeviceState
+from dovetail.dispatch.policies.finish_together import FinishTogether
+from dovetail.dispatch.policies.floor import Floor, Way
+from dovetail.dispatch.scheduler import ChunkScheduler
+
+RUNS = 20
+
+
+class VirtualCard(NamedTuple):
+    """Seconds of each stage: a part for every call, and one for every item."""
+
+    into: float
+    call: float
+    compute: float
+    out: float
+
+    def run(self, state: DeviceState, items: int) -> tuple[float, int]:
+        """One batch, as the engine does it: how long it takes, and in how many chunks."""
+        scheduler = ChunkScheduler(LocalCursor(0, items), FinishTogether(), [state], total=items, backup=False)
+        held, now, served, chunks = [], 0.0, 0.0, 0
+        copied_in = computed = copied_out = 0.0
+        while not scheduler.finished:
+            while len(held) < state.slots and (chunk := scheduler.take(0, now)) is not None:
+                n, chunks = len(chunk), chunks + 1
+                copied_in = max(now, copied_in) + n * self.into
+                computed = max(copied_in, computed) + self.call + n * self.compute
+                copied_out = max(computed, copied_out) + n * self.out
+                held.append((chunk, copied_out))
+            chunk, now = held.pop(0)
+            scheduler.claim(chunk)
+            scheduler.done(chunk, now, now - max(chunk.begun_s, served))
+            served = now
+        return now, chunks
+
+    def in_chunks(self, items: int, chunks: int) -> float:
+        """Equal chunks, all of which overlap."""
+        n = items / chunks
+        stages = n * self.into, self.call + n * self.compute, n * self.out
+        return sum(stages) + (chunks - 1) * max(stages)
+
+
+def settled(card: VirtualCard, items: int) -> tuple[list[float], list[Way]]:
+    """What the runs of a fresh dispatcher take, and the ways they are done."""
+    floor, known = Floor(), DeviceState("card", slots=3)
+    took, ways = [], []
+    for _ in range(RUNS):
+        state = known.fork()
+        way = floor.choose([state], items, [0])
+        seconds, _ = card.run(state, items)
+        floor.ended(way._replace(counts=way.counts and not state.probed), items, seconds)
+        known = state.fork()
+        took.append(seconds)
+        ways.append(way)
+    return took, ways
+
+
+@pytest.mark.parametrize(
+    ("card", "items"),
+    [
+        (VirtualCard(into=6e-9, call=5e-4, compute=37e-9, out=1e-9), 1_048_576),  # an implicit update
+        (VirtualCard(into=15e-6, call=2e-4, compute=5e-6, out=3e-8), 2048),  # pictures: the copies take longest
+        (VirtualCard(into=2e-8, call=1e-2, compute=55e-6, out=2e-8), 4096),  # an encoder: nothing to hide
+        (VirtualCard(into=1e-7, call=1e-4, compute=1e-7, out=1e-7), 1_000_000),  # all stages alike
+    ],
+)
+def test_later_runs_overlap_as_far_as_it_pays(card: VirtualCard, items: int) -> None:
+    took, ways = settled(card, items)
+    best = min(card.in_chunks(items, chunks) for chunks in range(1, 65))
+    usual = sorted(took[-9:])[4]
+    assert usual <= card.in_chunks(items, 1) * 1.02, (took, ways)  # never slower than one call
+    assert usual <= 1.08 * best, (took, best, ways)
