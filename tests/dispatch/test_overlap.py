@@ -6,6 +6,7 @@ from typing import NamedTuple
 
 import pytest
 
+from dovetail.dispatch.chunk import Chunk
 from dovetail.dispatch.inputs.cursor import LocalCursor
 from dovetail.dispatch.policies.base import DeviceState
 from dovetail.dispatch.policies.finish_together import FinishTogether
@@ -26,7 +27,8 @@ class VirtualCard(NamedTuple):
     def run(self, state: DeviceState, items: int) -> tuple[float, int]:
         """One batch, as the engine does it: how long it takes, and in how many chunks."""
         scheduler = ChunkScheduler(LocalCursor(0, items), FinishTogether(), [state], total=items, backup=False)
-        held, now, served, chunks = [], 0.0, 0.0, 0
+        held: list[tuple[Chunk, float]] = []
+        now, served, chunks = 0.0, 0.0, 0
         copied_in = computed = copied_out = 0.0
         while not scheduler.finished:
             while len(held) < state.slots and (chunk := scheduler.take(0, now)) is not None:

@@ -408,8 +408,8 @@ class Dispatcher:
         scheduler = run.scheduler
         self.tuning.learn(form, scheduler.view.devices)
         begun_s, ended_s, spans = run.begun_s, run.ended_s or perf_counter(), run.spans or ()
-        way, told, total = run.way, run.told, run.source.total
-        self._latest = lambda: report_of(scheduler, self.names, begun_s, ended_s, spans, told)
+        way, told, total, names = run.way, run.told, run.source.total, self.names  # a report must not hold on to this
+        self._latest = lambda: report_of(scheduler, names, begun_s, ended_s, spans, told)
         if way is not None and total is not None and not scheduler.failures and scheduler.done_items == total:
             probed = any(state.probed for state in scheduler.view.devices)  # nothing overlapped then: it does not count
             used = ended_s - begun_s, process_time() - run.cpu_s
