@@ -20,7 +20,7 @@ from dovetail.host import load, simulate
 from dovetail.host.check import check_journal
 from dovetail.host.gpus import GpuDevice
 from dovetail.host.inputs.workload import Workload
-from dovetail.host.options import HostOptions
+from dovetail.host.options import HostOptions, Overtaking
 from dovetail.host.program import program_graph
 from dovetail.host.simulate import record, run
 from dovetail.testing.host import ASSIGNS, PLANS, random_options, random_workload
@@ -206,3 +206,30 @@ def test_gpus_from_python_and_from_the_command(tmp_path: Path, capsys: pytest.Ca
     assert json.loads(capsys.readouterr().out)["makespan_s"] == 20.0
     assert main([*words[:-1], "a100:1:80x"]) == 2
     assert "gpus: found '80x', expected memory" in capsys.readouterr().err
+
+
+@settings(max_examples=150, deadline=None)
+@given(st.integers(0, 2**32))
+def test_backfill_delays_the_first_in_line_for_nothing_that_it_needs(seed: int) -> None:
+    """Cores, memory and GPUs alike. Oracle: the same programs where nobody may overtake."""
+    rng = Random(seed)
+    gpus = tuple(rng.choice([A100, L4]) for _ in range(rng.randint(1, 3)))
+
+    def ask() -> dict[str, Any]:
+        found: dict[str, Any] = {"cores": rng.randint(1, 4), "memory_mib": rng.choice([0, rng.randint(1, 60)])}
+        if rng.random() < 0.6:
+            found |= {"gpus": rng.randint(1, len(gpus))}
+            found |= {"gpu_mem_mib": rng.randint(1, 24)} if rng.random() < 0.5 else {}
+            found |= {"gpu_type": gpus[0].type} if rng.random() < 0.2 and found["gpus"] == 1 else {}
+        return found
+
+    arrivals = [
+        (float(min(i, 4)), Arrived(f"p{i}", "p", (float(rng.randint(1, 400)),), facts=ask()))
+        for i in range(rng.randint(3, 12))
+    ]
+    workload = Workload(8, tuple(arrivals), {"p": program_graph("p", 8)})
+    overtakings: list[Overtaking] = ["none", "backfill"]
+    rows = [run(workload, HostOptions(gpus=gpus, memory_mib=100, overtaking=how)).rows for how in overtakings]
+    started = [{row.program: -1.0 if row.started_s is None else row.started_s for row in each} for each in rows]
+    first = next((name for at_s, work in arrivals if started[0][name := work.job] > at_s), arrivals[0][1].job)
+    assert started[1][first] <= started[0][first] + 1e-9

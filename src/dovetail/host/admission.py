@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from math import inf
 
 from dovetail.host.policies.base import Assignment, MachineView, Planning
+from dovetail.host.policies.reservation import Reservation
 from dovetail.host.program import WAITING, Program
 
 _NEAR = 10  # so many from the front of the queue are told whom they wait for: for all, each start would be told to all
@@ -22,7 +22,7 @@ class Admission:
         self.pauses: list[tuple[Program, str]] = []
         self.waits: dict[str, tuple[str, str]] = {}
         self.gpus: dict[str, tuple[int, ...]] = {}  # of those that start
-        self._reserved_s, self._extra = inf, 0  # when the first that could not start will, and what it leaves then
+        self._reservation: Reservation | None = None  # of the first that could not start
         self._blocked: Program | None = None
         self._closed = False  # whether nobody may start any more in this round
         self._lacking = False  # whether somebody needs memory or GPUs that a paused program may hold
@@ -126,7 +126,8 @@ class Admission:
         if self._blocked is None:
             self._blocked = program
             if self.view.options.overtaking == "backfill":
-                self._reserve(program)
+                need = self._assign.lack(program, self.view) + self.view.free
+                self._reservation = Reservation(program, need, self.view)
         if not self._closed and self.view.comes_of_age(program):
             self._blocked, self._closed = program, True
 
@@ -148,26 +149,10 @@ class Admission:
         if overtaking == "first-fit":
             return True
         cores = self._assign.take(program, self.view)
-        if not cores:
+        if not cores or self.view.lacks_memory(program) or self.view.gpus.lacks(program):
             return True  # it cannot start anyway, and will be told why
-        if program.ends_s(cores, self.view.now) <= self._reserved_s + 1e-9 < inf:
+        assert self._reservation is not None
+        if self._reservation.admits(program, cores):
             return True
-        if cores <= self._extra:
-            self._extra -= cores
-            return True
-        self.waits[program.id] = (
-            f"reserved {blocked.id}",
-            f"would delay {blocked.id}, which is to start at {self._reserved_s:.2f} s",
-        )
+        self.waits[program.id] = (f"reserved {blocked.id}", str(self._reservation))
         return False
-
-    def _reserve(self, program: Program) -> None:
-        """When enough running programs have ended for it, and how many cores are free then beside its own."""
-        view = self.view
-        need, free = self._assign.lack(program, view) + view.free, view.free
-        ends = [(p.ends_s(view.widths[p.id], view.now), p) for p in view.running]
-        for ends_s, other in sorted(ends, key=lambda pair: (pair[0], pair[1].seq)):
-            free += view.widths[other.id]
-            if free >= need:
-                self._reserved_s, self._extra = ends_s, free - need if ends_s < inf else 0
-                return

@@ -75,6 +75,10 @@ class GpuLedger:
             self._held[gpu].pop(program.id, None)
         return gives
 
+    def end(self, program: Program) -> None:
+        for held in self._held:
+            held.pop(program.id, None)
+
     def copy(self) -> GpuLedger:
         made = GpuLedger(self.gpus)
         made._held = [dict(held) for held in self._held]
