@@ -12,7 +12,7 @@ from __future__ import annotations
 import sys
 import time
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import partial
 from importlib import import_module
 from statistics import median
@@ -134,7 +134,7 @@ def _problem(problem: GpuProblem, repeats: int) -> dict[str, Any]:
     sizes = problem.sizes
     timing.best("NEML2-style chunks", {size: partial(_loop, function, host, size, True) for size in sizes})
     timing.best("loop on the device", {size: partial(_loop, function, there, size) for size in sizes})
-    timing.best("DataLoader, pinned", {sizes[1]: partial(_loader, function, host, sizes[1])}, repeats=2)
+    _loaders(function, host, sizes[1], timing)
     for name, devices, batch in (
         ("ours", GPU, host),
         ("ours, pinned", GPU, pinned),
@@ -244,10 +244,24 @@ class Chunks(Dataset[Any]):
         return tuple(part[i * self.size : (i + 1) * self.size].clone() for part in self.batch)
 
 
-def _loader(function: Any, batch: tuple[Tensor, ...], size: int) -> Tensor:
+def _loaders(function: Any, batch: tuple[Tensor, ...], size: int, timing: Timing) -> None:
     """Four worker processes, which send chunks to a thread that pins them."""
-    chunks: Iterator[Any] = iter(DataLoader(Chunks(batch, size), batch_size=None, num_workers=4, pin_memory=True))
-    return torch.cat([function(*(part.to(GPU, non_blocking=True) for part in work)).cpu() for work in chunks])
+    loader: DataLoader[Any] = DataLoader(
+        Chunks(batch, size),
+        batch_size=None,
+        num_workers=4,
+        pin_memory=True,
+        persistent_workers=True,
+        multiprocessing_context="spawn",  # a forked process cannot use CUDA
+    )
+
+    def call() -> Tensor:
+        return torch.cat([function(*(part.to(GPU, non_blocking=True) for part in work)).cpu() for work in loader])
+
+    try:
+        timing.best("DataLoader, pinned", {size: call}, repeats=2)
+    except Exception as error:
+        timing.tell("DataLoader, pinned: error", f"{type(error).__name__}: {error}")
 
 
 def _ours(name: str, function: Any, devices: Any, batch: tuple[Tensor, ...], timing: Timing, repeats: int) -> None:
