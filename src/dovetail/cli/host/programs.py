@@ -202,7 +202,7 @@ def submit_jobs(
 ) -> int:
     """Submit all programs of a job file, with every combination of its matrices; prints number and name of each.
 
-    All of them are submitted, or none. `dovetail host simulate FILE` tells what would become of them.
+    All of them are submitted, or none. `dovetail host simulate --requests FILE` tells what would become of them.
 
     Example: dovetail host submit-jobs sweep.yaml
 
