@@ -10,10 +10,11 @@ from hypothesis import strategies as st
 
 torch: Any = pytest.importorskip("torch")
 
-from dovetail.pipeline.live.quantise import RAW, WIDTHS, clip_factor, decode, encode  # noqa: E402
+from dovetail.pipeline.live.quantise import RAW, clip_factor, decode, encode  # noqa: E402
 from dovetail.pipeline.live.width import LinkSpeed, choose_bits  # noqa: E402
+from dovetail.pipeline.plan import LINK_WIDTHS  # noqa: E402
 
-NARROW = [bits for bits in WIDTHS if bits != RAW]
+NARROW = [bits for bits in LINK_WIDTHS if bits != RAW]
 
 
 def _round_trip(value: Any, bits: int = RAW, clip: bool = False) -> Any:

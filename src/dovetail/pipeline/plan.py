@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from dovetail.core.comparison import Comparison
 
 Objective = Literal["throughput", "latency", "batch", "devices", "energy", "money"]
+LINK_WIDTHS = (*range(2, 17), 32)  # bits of a value on a link; 32: as it is
 GenerationObjective = Literal["tokens", "ttft"]  # tokens per second, time to the first token
 
 
@@ -55,8 +56,9 @@ class Constraints(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
             value = getattr(made, name)
             if value is not None and not value > 0:
                 raise InputError(f"{flag(name)}: expected a positive number, found {value}")
-        if not made.link_bits or any(not 1 <= bits <= 32 for bits in made.link_bits):
-            raise InputError(f"{flag('link_bits')}: expected widths from 1 to 32, found {list(made.link_bits)}")
+        if not made.link_bits or any(bits not in LINK_WIDTHS for bits in made.link_bits):
+            expected = "2 to 16, or 32 for values as they are"
+            raise InputError(f"{flag('link_bits')}: expected {expected}; found {list(made.link_bits)}")
         outside = [cut for cut in made.allowed_cuts or () if not 1 <= cut <= pipeline.layers]
         if outside:
             raise InputError(f"--cuts {min(outside)}: {pipeline.model} has layers 1 to {pipeline.layers}")

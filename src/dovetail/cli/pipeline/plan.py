@@ -105,7 +105,8 @@ def plan(
     replicas
         Up to so many devices of a type may take turns at one stage.
     link_bits
-        Widths that values may have on a link: the widest that makes nothing worse is chosen.
+        Widths that values may have on a link, 2 to 16, or 32 for as they are: the widest that makes nothing worse is
+        chosen.
     throughput_floor_items_s
         The fewest items per second that a plan may have.
     time_limit_s

@@ -16,7 +16,6 @@ if TYPE_CHECKING:
     from dovetail.pipeline.models.spec import Value
 
 RAW = 32  # this width, and any that a dtype does not exceed, means: as it is
-WIDTHS = (2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16, RAW)
 
 
 class TensorHead(Struct, frozen=True, array_like=True):
