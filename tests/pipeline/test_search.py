@@ -15,7 +15,7 @@ from dovetail.cli.pipeline.plan import _best_and_bound
 from dovetail.core.errors import InputError
 from dovetail.pipeline import plan as plan_method
 from dovetail.pipeline.inputs.problem import DeviceClass, Pipeline
-from dovetail.pipeline.optimise.cheapest import CheapestChain, cheapest
+from dovetail.pipeline.optimise.cheapest import BoundedChain, CheapestChain, cheapest
 from dovetail.pipeline.optimise.clock import SearchClock
 from dovetail.pipeline.optimise.costs import Costs
 from dovetail.pipeline.optimise.labels import Guide, Labels
@@ -229,3 +229,30 @@ def test_times_far_above_a_cap_are_no_trouble(objective: Objective) -> None:
     found = plan(line(huge, quick), objective, Constraints(latency_cap_s=3e-9))
     assert isinstance(found, Plan)
     assert found.hosts == ["c"]
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_fewest_devices_are_proven_as_far_as_the_pace_is(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A pace that is known to within 10 % proves the fewest devices where as few are within the slack of its bound."""
+    problem, throughput = pool("std", 3, 12, 24, seed), Search.throughput
+    least = plan(problem, "throughput", time_limit_s=LONG_S)
+    assert isinstance(least, Plan)
+
+    def unsure(self: Search, clock: SearchClock | None = None) -> BoundedChain:
+        found = throughput(self, clock)
+        return found._replace(bound=found.bound / 1.1)
+
+    def fewest(slack: float) -> Plan:
+        made = plan(problem, "devices", slack=slack, time_limit_s=LONG_S)
+        assert isinstance(made, Plan)
+        return made
+
+    exact = {slack: fewest(slack).value for slack in (0.0, 0.5)}
+    monkeypatch.setattr(Search, "throughput", unsure)
+    tight = fewest(0.0)
+    assert (tight.optimal, tight.value) == (False, exact[0.0])
+    assert tight.gap == pytest.approx(0.1)
+    assert "within the slack of the best pace found, at most 10 % above" in tight.proof()
+    loose, surely = fewest(0.5), least.bottleneck_s * 1.5 / 1.1
+    assert loose.value == exact[0.5]
+    assert loose.optimal == (loose.bottleneck_s <= surely * (1 + 1e-9)) == (loose.gap == 0)

@@ -63,6 +63,8 @@ def plan(
     method = "exact" if found.proven else "exact, within the slack of the best pace found"
     made = finish(tables, constraints, objective, Found(found.stages, found.value, bound, found.closed, method))
     made.probes, made.microbatches, made.slack = search.probes, microbatches, slack
+    if not found.proven and made.gap is not None:
+        made.gap = max(made.gap, search.pace_gap) if search.pace_gap < inf else None
     return verified(made)
 
 

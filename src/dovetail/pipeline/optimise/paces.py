@@ -22,6 +22,7 @@ from dovetail.pipeline.optimise.tables import Floats
 _FIRST = 30  # width of the beams that look for a first plan
 _STEPS = (1.0, 1.01, 1.03, 1.06, 1.1, 1.2, 1.4, 2.0, 4.0, 16.0)  # above the bound, where a first plan is looked for
 _ROUNDS = 25
+_FEW = 60  # width of the beam that looks for fewer devices: what it finds depends on no clock
 
 
 class LeastPace:
@@ -195,7 +196,7 @@ class LeastPace:
 
     def _fewer_devices(self, pace_s: float) -> None:
         """Of chains of the same pace, one with few devices."""
-        search = CheapestChain(self.costs.chains(self.costs.tariff("devices"), 0.0, pace_s), self._clock.part(0.5))
-        answer = search.run(most=60)
+        search = CheapestChain(self.costs.chains(self.costs.tariff("devices"), 0.0, pace_s), self._clock)
+        answer = search.run(most=_FEW)
         if answer.stages is not None:
             self._best = answer.stages

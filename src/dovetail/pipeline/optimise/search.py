@@ -31,6 +31,7 @@ class Search:
         self.clock = clock
         self.costs = Costs(tables, constraints)
         self.probes = 0
+        self.pace_gap = 0.0  # how far above the least the bottleneck may be that a slack is added to
 
     def run(self, objective: Objective, microbatches: int = 1, slack: float = 0.0) -> BoundedChain:
         """The best chain. Without one, an infinite bound proves that there is none."""
@@ -79,11 +80,25 @@ class Search:
         return self.constraints.plain and self.tables.pipeline.link_mbps is None
 
     def _devices(self, slack: float) -> BoundedChain:
-        """The fewest devices within a slack of the least bottleneck: of the best one known, if that is not proven."""
+        """The fewest devices within a slack of the least bottleneck: of the best one known, if that is not proven.
+
+        None needs fewer than what that allows. With as few within the slack of a bottleneck that is proven to be no
+        more than the least, the answer is proven all the same.
+        """
         least = self.throughput(self.clock.part(0.4 * self.clock.left_s))
         if least.stages is None:
             return least
         found = self.least("devices", least.value * (1 + slack) * (1 + 5e-10))
         if found.stages is None:
             found = BoundedChain(least.stages, float(sum(option.devices for option, _, _ in least.stages)), found.bound)
-        return found if least.closed else found._replace(proven=False)
+        if least.closed:
+            return found
+        sure_s = least.bound * (1 + slack)
+        assert found.stages is not None
+        if self.costs.pace_s(found.stages) > sure_s:
+            surely = self.least("devices", sure_s)
+            if surely.stages is None or surely.value > found.value:
+                self.pace_gap = least.value / least.bound - 1 if least.bound > 0 else inf
+                return found._replace(proven=False)
+            found = found._replace(stages=surely.stages)
+        return found
