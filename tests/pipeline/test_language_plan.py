@@ -170,7 +170,7 @@ def test_one_request_is_faster_on_the_fastest_device_and_many_on_all() -> None:
 
 def test_the_longest_context_is_what_memory_holds_by_hand() -> None:
     problem = llama({"l4": ["a"]}, prompt=16, context=32, concurrency=20, memory_use=1.0)
-    found = max_context(problem)
+    found = max_context(problem, time_limit_s=600)
     weights = 2 * problem.model.weights / MIB
     passed = 4 * 20 * 4096 * 2 / MIB  # of every request, two copies in and two out
     room = 24576 - weights - 20 * 128256 * 4 / MIB - passed
@@ -179,7 +179,15 @@ def test_the_longest_context_is_what_memory_holds_by_hand() -> None:
     assert plan_generation(longest).stages
     with pytest.raises(InfeasibleError):
         plan_generation(llama({"l4": ["a"]}, prompt=16, context=found + 1, concurrency=20, memory_use=1.0))
-    assert max_context(llama({"a100": ["a"]})) == 8192  # as long as the model was made for
+    assert max_context(llama({"a100": ["a"]}), time_limit_s=600) == 8192  # as long as the model was made for
+
+
+def test_the_longest_context_known_when_time_is_over_is_told_as_such() -> None:
+    problem = llama({"l4": ["a"]}, prompt=16, context=32, concurrency=20, memory_use=1.0)
+    told: list[str] = []
+    found = max_context(problem, time_limit_s=1e-9, notice=told.append)
+    assert 17 <= found < max_context(problem, time_limit_s=600)
+    assert told == [f"context {found}: that none is longer is not proven in 1e-09 s (--time-limit-s)"]
 
 
 def test_tied_weights_are_there_once_in_a_stage_that_holds_both_ends() -> None:
@@ -200,7 +208,7 @@ def test_the_longest_context_keeps_the_limits() -> None:
     problem = llama({"a100": ["a"]}, concurrency=4)
     fast = plan_generation(problem).generation
     assert fast is not None
-    found = max_context(problem, tokens_floor_s=fast.tokens_s)
+    found = max_context(problem, tokens_floor_s=fast.tokens_s, time_limit_s=600)
     assert found == pytest.approx(4096, abs=1)
 
 

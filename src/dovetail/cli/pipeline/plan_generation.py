@@ -92,7 +92,7 @@ def plan_generation(
     longest
         Plan for the longest context for which there is a plan, and say it.
     time_limit_s
-        Seconds for the search; what it has not proven by then it says.
+        Seconds for the search, and before it for that of --longest; what is not proven by then is said.
     format
         table or json: a plan as `dovetail pipeline plan` gives it, with what it generates.
     """
@@ -120,7 +120,14 @@ def plan_generation(
     limits = {"ttft_cap_s": ttft_cap_s, "tokens_floor_s": tokens_floor_s}
     try:
         if longest:
-            found = max_context(problem, groups=groups, max_devices=max_devices, **limits)
+            found = max_context(
+                problem,
+                groups=groups,
+                max_devices=max_devices,
+                time_limit_s=time_limit_s,
+                notice=lambda text: print(f"warning: {text}", file=sys.stderr),
+                **limits,
+            )
             problem = replace(problem, load=replace(problem.load, context=found))
         for warning in dict.fromkeys(problem.warnings):
             print(f"warning: {warning}", file=sys.stderr)

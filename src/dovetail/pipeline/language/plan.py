@@ -8,7 +8,7 @@ The least latency falls as the bottleneck may rise, so where the two meet is fou
 from __future__ import annotations
 
 from bisect import insort
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import cached_property
 from itertools import pairwise
 from math import ceil, inf
@@ -63,14 +63,22 @@ def plan_generation(
     if objective not in get_args(GenerationObjective):
         raise InputError(f"objective: expected one of {', '.join(get_args(GenerationObjective))}, found {objective!r}")
     limits = _Limits.given(ttft_cap_s, tokens_floor_s, max_devices)
-    if not time_limit_s > 0:
-        raise InputError(f"--time-limit-s: expected a positive number, found {time_limit_s}")
+    _check_time(time_limit_s)
     best, bound = _best_of(problem, objective, limits, groups, SearchClock(time_limit_s))
     if best is None and bound < inf:
-        raise InfeasibleError([f"no plan was found in {time_limit_s:g} s; that there is none is not proven"])
+        raise InfeasibleError([_not_in(time_limit_s)])
     if best is None:
         raise InfeasibleError(_why_not(problem, limits, groups))
     return _finished(problem, best, objective, bound)
+
+
+def _check_time(time_limit_s: float) -> None:
+    if not time_limit_s > 0:
+        raise InputError(f"--time-limit-s: expected a positive number, found {time_limit_s}")
+
+
+def _not_in(time_limit_s: float) -> str:
+    return f"no plan was found in {time_limit_s:g} s; that there is none is not proven"
 
 
 class _Limits(NamedTuple):
@@ -314,24 +322,38 @@ def max_context(
     tokens_floor_s: float | None = None,
     groups: int | None = None,
     max_devices: int | None = None,
+    time_limit_s: float = 10.0,
+    notice: Callable[[str], None] = lambda _: None,
 ) -> int:
     """The longest context for which there is a partition within memory and limits: a longer one keeps more and takes
     longer, so it is found by halving. No longer than the model was made for, where it says so; `InfeasibleError` if
-    there is no room for a single token after the prompt."""
+    there is no room for a single token after the prompt.
+
+    Where the time limit ends the search, it is the longest for which a partition was found, and `notice` is told.
+    """
     limits = _Limits.given(ttft_cap_s, tokens_floor_s, max_devices)
+    _check_time(time_limit_s)
+    clock, open_from = SearchClock(time_limit_s), inf
 
     def possible(context: int) -> bool:
+        nonlocal open_from
         longer = replace(problem, load=replace(problem.load, context=context))
-        found = _tried(longer, limits, groups)
-        return found is not None and (ttft_cap_s is None or found.ttft_s <= ttft_cap_s * (1 + _NEAR))
+        found, bound = _best_of(longer, "ttft", limits, groups, clock.part(clock.left_s / 2))
+        if found is None and bound < inf:
+            open_from = min(open_from, context)
+        return found is not None
 
     least, most = problem.load.prompt + 1, problem.model.longest or _LONGEST
     if not possible(least):
+        if open_from < inf:
+            raise InfeasibleError([_not_in(time_limit_s)])
         shortest = replace(problem, load=replace(problem.load, context=least))
         raise InfeasibleError(_why_not(shortest, limits, groups))
     if least >= most or possible(most):
         return max(least, most)
-    while most - least > 1:
+    while most - least > 1 and not clock.over:
         middle = (least + most) // 2
         least, most = (middle, most) if possible(middle) else (least, middle)
+    if most - least > 1 or open_from < inf:
+        notice(f"context {least}: that none is longer is not proven in {time_limit_s:g} s (--time-limit-s)")
     return least
