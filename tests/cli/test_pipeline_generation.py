@@ -43,7 +43,7 @@ def test_a_plan_as_json_is_read_by_other_commands(tmp_path: Path, capsys: pytest
 @pytest.mark.parametrize("model", ["llama-3-8b", "llama-3-70b", "mixtral-8x7b"])
 def test_the_longest_context_is_an_answer(model: str, capsys: pytest.CaptureFixture[str]) -> None:
     words = [str(EXAMPLES / f"{model}.json"), *POOL, "--concurrency", "8", "--max-context", "--groups", "1"]
-    code, out, _ = run(capsys, *words, "--format", "json")
+    code, out, _ = run(capsys, *words, "--time-limit-s", "600", "--format", "json")
     assert code == 0
     assert json.loads(out)["generation"]["context"] == (32768 if model.startswith("mixtral") else 8192)
 
@@ -61,3 +61,50 @@ def test_wrong_input_is_exit_code_2(tmp_path: Path, capsys: pytest.CaptureFixtur
     code, _, err = run(capsys, str(place), *POOL)
     assert code == 2
     assert "config.json:1: model_type: 'whisper' is not a language model known here" in err
+
+
+SMALL = {
+    "architectures": ["LlamaForCausalLM"],
+    "model_type": "llama",
+    "hidden_size": 32,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "intermediate_size": 48,
+    "vocab_size": 97,
+    "max_position_embeddings": 64,
+    "torch_dtype": "bfloat16",
+}
+
+
+def test_from_a_model_to_a_plan_of_generation(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Measure into a file that has another type, plan with it, and measure what is there only when it is asked for."""
+    pytest.importorskip("transformers")
+    (tmp_path / "config.json").write_text(json.dumps(SMALL | {"_name_or_path": "tiny"}))
+    types, hosts = tmp_path / "device_types.yml", tmp_path / "devices.yml"
+    types.write_text("h100: {bw_Mbps: 1000, mem_MB: 8}\n")
+    hosts.write_text("mine: [a, b]\n")
+    words = ["pipeline", "profile-generation", f"hf:{tmp_path}", "--to", str(types), "--device-type", "mine"]
+    words += ["--prompt", "8", "16", "--context", "32", "--sequences", "1", "4"]
+    words += ["--warmup", "0", "--repeats", "2", "--seconds", "0.001", "--calm-s", "0"]
+    assert main(words) == 2
+    assert "mine is a new device type: give its mem_MB and bw_Mbps" in capsys.readouterr().err
+    assert main([*words, "-dtm", "64", "-dtb", "1000", "--format", "json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert [(each["phase"], each["tokens"], each["batch_size"]) for each in found] == [
+        ("prefill", 8, 1),
+        ("prefill", 16, 1),
+        ("decode", 32, 1),
+        ("decode", 32, 4),
+    ]
+    assert {each["dtype"] for each in found} == {"torch.bfloat16"}  # as the configuration says
+    asked = ["-T", str(types), "-D", str(hosts), "--prompt", "12", "--context", "32", "--concurrency", "4"]
+    code, out, err = run(capsys, str(tmp_path / "config.json"), *asked, "--format", "json")
+    assert code == 0, err
+    assert json.loads(out)["generation"]["source"] == "measured"
+    assert main(words) == 2
+    assert (
+        "with torch.bfloat16 and batch size 1, prefill of 8 tokens already; -f replaces it" in capsys.readouterr().err
+    )
+    assert main([*words, "-f"]) == 0
+    assert "decode" in capsys.readouterr().out
+    assert run(capsys, str(tmp_path / "config.json"), *asked)[0] == 0

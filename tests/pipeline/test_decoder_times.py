@@ -71,9 +71,9 @@ def test_a_layer_takes_what_passes_until_the_next_begins(monkeypatch: pytest.Mon
 @pytest.mark.parametrize(
     ("asked", "message"),
     [
-        ({"prompt": 0}, "prompt: expected more, found 0"),
-        ({"context": 1}, "context: expected more, found 1"),
-        ({"sequences": ()}, "sequences: expected more, found 0"),
+        ({"prompt": 0}, "--prompt: expected 1 or more, found 0"),
+        ({"context": 1}, "--context: expected 2 or more, found 1"),
+        ({"sequences": ()}, "--sequences: expected 1 or more, found none"),
         ({"dtype": "int8"}, "unknown dtype 'int8'"),
         ({"device": "gpu"}, "device 'gpu': expected cpu, cuda or cuda:N"),
     ],

@@ -30,6 +30,11 @@ COMMANDS = (
         "Write a plan as what other engines run, and say what of it they cannot take.",
     ),
     Command("profile", "dovetail.cli.pipeline.profile:profile", "Measure a model's layers: time, memory and shapes."),
+    Command(
+        "profile-generation",
+        "dovetail.cli.pipeline.profile_generation:profile_generation",
+        "Measure a language model's layers: prompts and tokens apart, for plan-generation.",
+    ),
     Command("convert", "dovetail.cli.pipeline.convert:convert", "Turn a profile file into the planner's files."),
     Command(
         "link-test", "dovetail.cli.pipeline.link_test:link_test", "Measure bandwidth and latency between two hosts."

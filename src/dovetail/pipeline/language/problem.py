@@ -218,7 +218,8 @@ def _types(
     for name, data in doc.data.items():
         entry = doc.convert(data, DeviceTypeEntry, (name,))
         found = times_of(doc, str(name), entry, model, precision)
-        profile = {"batch_size": 1, "dtype": model.dtype, "time_s": [0.0] * model.layers}
+        busy = max((p.busy for p in (entry.model_profiles or {}).get(model.name, ()) if p.phase), default=0.0)
+        profile = {"batch_size": 1, "dtype": model.dtype, "time_s": [0.0] * model.layers, "busy": busy}
         profiles = {} if found is None else {model.name: [profile]}
         plain[name] = {**data, "model_profiles": profiles}
         if found is not None:

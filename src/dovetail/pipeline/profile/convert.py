@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +19,7 @@ from dovetail.pipeline.inputs.problem import DTYPE_BYTES, LARGEST
 from dovetail.pipeline.profile.files import ModelProfile, dump_yaml, parameters, read_profiles
 
 AnyPath = str | os.PathLike[str]
+_OWN = ("dtype", "batch_size", "phase", "tokens")  # by which profiles are told apart
 
 
 class Conversion(Struct, frozen=True):
@@ -120,13 +121,40 @@ def to_device_types(
     force: bool = False,
     write: bool = True,
 ) -> list[str]:
-    """Add the profiles to a device type of device_types.yml; memory and bandwidth are needed for a new type only.
+    """Add the profiles to a device type of device_types.yml (`extend_device_type`). Gives warnings."""
+    warnings: list[str] = []
+    entries: dict[str, list[dict[str, Any]]] = {}
+    for profile in profiles:
+        _complete(profile)
+        dtype = _float_dtype(profile, warnings)
+        made = {"dtype": dtype, "batch_size": profile.batch_size, "time_s": _times(profile)}
+        if profile.source != "measured":
+            made["source"] = profile.source
+        elif profile.device:
+            made["device"] = profile.device
+        if profile.busy:
+            made["busy"] = profile.busy
+        entries.setdefault(profile.model_name, []).append(made)
+    extend_device_type(path, device_type, entries, mem_mb=mem_mb, bw_mbps=bw_mbps, force=force, write=write)
+    return warnings
 
-    Profiles are told apart by dtype and batch size; with `force` one that is there is replaced in its place. Without
-    `write` it only finds out whether that can be done.
+
+def extend_device_type(
+    path: Path,
+    device_type: str,
+    entries: Mapping[str, Sequence[Mapping[str, Any]]],
+    *,
+    mem_mb: float | None = None,
+    bw_mbps: float | None = None,
+    force: bool = False,
+    write: bool = True,
+) -> None:
+    """Add profiles by model to a device type of device_types.yml; memory and bandwidth are needed for a new type only.
+
+    They are told apart by dtype, batch size, phase and tokens; with `force` one that is there is replaced in its place.
+    Without `write` it only finds out whether that can be done.
     """
     doc, data = _existing(path, DeviceTypeEntry)
-    warnings: list[str] = []
     given = {"mem_MB": mem_mb, "bw_Mbps": bw_mbps}
     for key, value in given.items():
         if value is not None and not 0 <= value <= LARGEST:
@@ -142,28 +170,19 @@ def to_device_types(
             raise InputError(f"{path}: {device_type} is a new device type: give its {' and '.join(missing)}")
         data[device_type] = {key: _plain(value) for key, value in given.items()}
     held = dict(data[device_type].get("model_profiles") or {})
-    for profile in profiles:
-        _complete(profile)
-        dtype = _float_dtype(profile, warnings)
-        made = {"dtype": dtype, "batch_size": profile.batch_size, "time_s": _times(profile)}
-        if profile.source != "measured":
-            made["source"] = profile.source
-        elif profile.device:
-            made["device"] = profile.device
-        if profile.busy:
-            made["busy"] = profile.busy
-        listed = list(held.get(profile.model_name) or [])
-        own = (dtype, profile.batch_size, None)
-        same = [i for i, x in enumerate(listed) if (x["dtype"], x["batch_size"], x.get("phase")) == own]
-        if same and not force:
-            message = f"has a profile of {profile.model_name} with {dtype} and batch size {profile.batch_size}"
-            raise InputError(f"{path}: {device_type} {message} already; -f replaces it")
-        listed[same[-1] if same else len(listed) : (same[-1] + 1) if same else len(listed)] = [made]
-        held[profile.model_name] = listed
+    for model, profiles in entries.items():
+        listed = list(held.get(model) or [])
+        for made in profiles:
+            same = [i for i, other in enumerate(listed) if all(other.get(key) == made.get(key) for key in _OWN)]
+            if same and not force:
+                phase = f", {made['phase']} of {made['tokens']} tokens" if made.get("phase") else ""
+                message = f"has a profile of {model} with {made['dtype']} and batch size {made['batch_size']}{phase}"
+                raise InputError(f"{path}: {device_type} {message} already; -f replaces it")
+            listed[same[-1] if same else len(listed) : (same[-1] + 1) if same else len(listed)] = [dict(made)]
+        held[model] = listed
     data[device_type] = data[device_type] | {"model_profiles": held}
     if write:
         dump_yaml(path, data)
-    return warnings
 
 
 def check_reference(device_types: Path, model: str, reference: str) -> None:

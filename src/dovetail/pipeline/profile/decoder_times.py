@@ -2,69 +2,156 @@
 
 from __future__ import annotations
 
+import os
 import statistics
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from itertools import pairwise
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
+from msgspec import Struct
+
 from dovetail.core.errors import InputError
-from dovetail.pipeline.hardware import BUSY, Disturbance, check_device, placed_on
+from dovetail.core.files import as_path, checked
+from dovetail.pipeline.hardware import BUSY, check_device, device_name, placed_on
+from dovetail.pipeline.language.shape import LanguageModel, language_model
 from dovetail.pipeline.models.load import load
 from dovetail.pipeline.models.spec import ModelSpec, full_dtype, model_spec, need_torch
-from dovetail.pipeline.profile.measure import Effort, rounds_of
+from dovetail.pipeline.profile.convert import extend_device_type
+from dovetail.pipeline.profile.measure import Effort, calm_rounds, rounds_of
 
 if TYPE_CHECKING:
     import torch
     from torch import nn
 
 
+class _Options(Struct):
+    model_name: str | None
+    prompt: int | list[int]
+    context: int | list[int]
+    sequences: int | list[int]
+    dtype: str | None
+    device: str
+    threads: int | None
+    cores: tuple[int, ...]
+    to: str | None
+    device_type: str | None
+    memory_mb: float | None
+    bandwidth_mbps: float | None
+
+
 def profile_generation(
     model: str | ModelSpec,
     *,
-    prompt: int = 512,
-    context: int = 4096,
-    sequences: Sequence[int] = (1,),
-    dtype: str = "torch.float32",
+    argument: Mapping[str, Any] | None = None,
+    model_name: str | None = None,
+    weights: str | os.PathLike[str] | None = None,
+    seed: int = 0,
+    prompt: int | Sequence[int] = 512,
+    context: int | Sequence[int] = 4096,
+    sequences: int | Sequence[int] = (1,),
+    dtype: str | None = None,
     device: str = "cpu",
     threads: int | None = None,
     cores: Sequence[int] = (),
     effort: Effort | None = None,
+    to: str | os.PathLike[str] | None = None,
+    device_type: str | None = None,
+    memory_mb: float | None = None,
+    bandwidth_mbps: float | None = None,
+    force: bool = False,
+    progress: Callable[[float], None] = lambda _: None,
+    notice: Callable[[str], None] = lambda _: None,
 ) -> list[dict[str, Any]]:
     """Measure the layers of a language model: profiles for `device_types.yml`, as `load_generation` reads them.
 
-    One is of a prompt of so many tokens, the others of a token for each of so many sequences, in contexts that are
-    full. The whole model runs, round after round, and notes when each layer begins: what it does once per call, before
-    the first block, is told of the embedding. What other programs disturbed is marked `busy`.
+    There is one for each prompt of so many tokens, and one for a token of each of so many sequences in contexts that
+    are full, for every number of both. The whole model runs, round after round, and notes when each layer begins: what
+    it does once per call, before the first block, is told of the embedding. What other programs disturbed is marked
+    `busy`. The dtype is the configuration's by default.
+
+    The profiles are added to the file `to` under `device_type`, where that is named. The other arguments are those of
+    `dovetail pipeline profile-generation`; `progress` is told how many are done.
     """
+    asked = dict(locals())  # before there is anything else
+    given = checked({name: asked[name] for name in _Options.__struct_fields__}, _Options)
     need_torch("profiling")
     import torch
 
-    for name, count in (("prompt", prompt), ("context", context - 1), ("sequences", min(sequences, default=0))):
-        if count < 1:
-            raise InputError(f"{name}: expected more, found {count + (name == 'context')}")
+    prompts, counts, contexts = (
+        _several("prompt", given.prompt),
+        _several("sequences", given.sequences),
+        _several("context", given.context, least=2),
+    )
     place = check_device(device)
-    kind = full_dtype(dtype)
-    chain = load(model_spec(model))
+    kind = None if dtype is None else full_dtype(dtype)
+    spec = model_spec(model, argument=argument, weights=weights, seed=seed)
+    shape = _shape(spec, kind)
+    kind, name = kind or shape.dtype, model_name or shape.name
+    steps = [*(("prefill", tokens, 1) for tokens in prompts), *(("decode", c, n) for c in contexts for n in counts)]
+    file = None if given.to is None else as_path(given.to, "to")
+    if (file is None) != (device_type is None):
+        raise InputError("--to and --device-type belong together")
+    made: list[dict[str, Any]] = [
+        {"phase": phase, "tokens": tokens, "batch_size": size, "dtype": kind, "time_s": []}
+        for phase, tokens, size in steps
+    ]
+
+    def add(write: bool) -> None:
+        if file is not None and device_type is not None:
+            known = {"mem_mb": memory_mb, "bw_mbps": bandwidth_mbps}
+            extend_device_type(file, device_type, {name: made}, force=force, write=write, **known)
+
+    add(write=False)  # an error now, not after the measurement
+    chain = load(spec)
     part = chain.decoder(1, len(chain.layers), device, kind)
-    random = torch.Generator().manual_seed(0)
-
-    def ids(count: int, tokens: int) -> torch.Tensor:
-        return torch.randint(chain.id_limit, (count, tokens), generator=random).to(place)
-
-    def measured(phase: str, tokens: int, size: int, run: Callable[[], object]) -> dict[str, Any]:
-        watch = Disturbance()
-        with LayerClock(part.blocks, place) as clock:
-            times = rounds_of(lambda: clock.times(run), effort or Effort())
-        seconds = [float(f"{statistics.median(taken):.9g}") for taken in times]
-        found = {"phase": phase, "tokens": tokens, "batch_size": size, "dtype": kind, "time_s": seconds}
-        return found | ({"busy": round(busy, 3)} if (busy := watch.share()) > BUSY else {})
-
     with placed_on(threads, cores), torch.inference_mode():
-        found = [measured("prefill", prompt, 1, _reader(part, ids(1, prompt)))]
-        for size in sequences:
-            found.append(measured("decode", context, size, _stepper(part, ids(size, context))))  # noqa: PERF401
+        for number, profile in enumerate(made):
+
+            def tell(done: float, number: int = number) -> None:
+                progress(number + min(done, 1.0))
+
+            times, busy = _rounds(part, place, chain.id_limit, profile, effort or Effort(), tell)
+            profile["time_s"] = [float(f"{statistics.median(taken):.9g}") for taken in times]
+            profile["device"] = device_name(device)
+            if busy > BUSY:
+                profile["busy"] = round(busy, 3)
+                what = f"{profile['phase']}, {profile['tokens']} tokens, {profile['batch_size']} at once"
+                notice(f"{what}: other programs took {100 * busy:.0f} % of the time, so the profile is marked busy")
+    add(write=True)
+    return made
+
+
+def _rounds(
+    part: Any,
+    device: torch.device,
+    id_limit: int,
+    profile: Mapping[str, Any],
+    effort: Effort,
+    tell: Callable[[float], None],
+) -> tuple[list[list[float]], float]:
+    """Seconds of each layer for what a profile is of, and how much others disturbed."""
+    import torch
+
+    random = torch.Generator().manual_seed(0)
+    ids = torch.randint(id_limit, (profile["batch_size"], profile["tokens"]), generator=random).to(device)
+    run = (_reader if profile["phase"] == "prefill" else _stepper)(part, ids)
+    with LayerClock(part.blocks, device) as clock:
+        return calm_rounds(lambda how, done: rounds_of(lambda: clock.times(run), how, done), effort, tell)
+
+
+def _several(name: str, given: int | Sequence[int], least: int = 1) -> list[int]:
+    found = [given] if isinstance(given, int) else list(given)
+    if min(found, default=0) < least:
+        raise InputError(f"--{name}: expected {least} or more, found {min(found, default='none')}")
     return found
+
+
+def _shape(spec: ModelSpec, dtype: str | None) -> LanguageModel:
+    """What the planner of generation makes of the model's configuration: its name and dtype are the file's."""
+    if not spec.source.startswith("hf:"):
+        raise InputError(f"{spec.source}: only a language model of transformers (hf:) generates tokens")
+    return language_model(spec.source.removeprefix("hf:"), dtype=dtype)
 
 
 def _reader(part: Any, ids: torch.Tensor) -> Callable[[], object]:

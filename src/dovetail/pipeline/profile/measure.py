@@ -6,6 +6,7 @@ import os
 import statistics
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
 from math import inf
 from time import monotonic, perf_counter, sleep
 from typing import TYPE_CHECKING, Any, Literal
@@ -128,8 +129,9 @@ def profile_chain(
         value = chain.part(layer, layer, device, dtype)(value)
     runs = {i: chain.part(i, i, device, dtype) for i in range(first, last + 1)}
     values, used = _first_pass(chain, runs, value, device)
-    times, busy = _calm_rounds(list(runs.values()), values, device, effort, done)
-    runs.clear()  # before the whole is placed: a large model fits once, not twice
+    rounds = partial(timed_rounds, list(runs.values()), values, device)
+    times, busy = calm_rounds(rounds, effort, done)
+    del rounds, runs  # before the whole is placed: a large model fits once, not twice
     with _limited(share):
         whole_s = _whole_s(chain.part(first, last, device, dtype), value, device, effort, share is not None)
     medians = [statistics.median(taken) for taken in times]
@@ -202,26 +204,24 @@ def _whole_s(run: Callable[[Value], Value], value: Value, device: str, effort: E
     return statistics.fmean(timed_rounds([run], [value], device, long)[0])
 
 
-def _calm_rounds(
-    runs: Sequence[Callable[[Value], Value]],
-    values: Sequence[Value],
-    device: str,
+def calm_rounds(
+    rounds: Callable[[Effort, Callable[[float], None]], list[list[float]]],
     effort: Effort,
     done: Callable[[float], None],
 ) -> tuple[list[list[float]], float]:
     """Rounds, once more if other programs disturbed them and the machine is calm before `effort.calm_s` are over; of
     two, the less disturbed, and how much that was."""
     watch = Disturbance()
-    times, busy = timed_rounds(runs, values, device, effort, done), watch.share()
+    times, busy = rounds(effort, done), watch.share()
     limit = monotonic() + effort.calm_s
     while busy > BUSY and monotonic() < limit:
         watch = Disturbance()
-        first = timed_rounds(runs, values, device, replace(effort, warmup=0, least=1, most=1))
+        first = rounds(replace(effort, warmup=0, least=1, most=1), lambda _: None)
         if watch.share() > BUSY:
             sleep(min(sum(map(sum, first)), max(limit - monotonic(), 0.0)))  # half of the time is left to the others
             continue
         watch = Disturbance()
-        again, share = timed_rounds(runs, values, device, effort), watch.share()
+        again, share = rounds(effort, lambda _: None), watch.share()
         if share < busy:
             times, busy = again, share
     return times, busy
