@@ -20,6 +20,7 @@ import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from statistics import median
 from typing import Any, NamedTuple
 
 import msgspec
@@ -166,10 +167,9 @@ def compare(folder: Path, name: str, runs: int) -> dict[str, Any]:
         },
         "loopback_mbps": round(mbps),
         "predicted_tokens_s": round(generated.tokens_s, 3),
-        "measured_tokens_s": [rate and round(rate, 3) for rate in rates],
-        "difference_percent": [
-            None if rate is None else round(100 * (generated.tokens_s / rate - 1), 2) for rate in rates
-        ],
+        "runs_tokens_s": [round(rate, 3) for rate in rates],
+        "measured_tokens_s": round(median(rates), 3),
+        "difference_percent": round(100 * (generated.tokens_s / median(rates) - 1), 2),
         "predicted_first_token_s": generated.ttft_s,
         "first_token_s": figures.first_token_s,
         "overall_tokens_s": round(figures.tokens_s, 3),
@@ -243,8 +243,10 @@ def run(plan: Plan, spec: ModelSpec, setting: Setting, prompts: list[list[int]])
     return run_plan(plan, spec, hosts=setting.hosts, prompts=given, max_new_tokens=setting.tokens)
 
 
-def steady(outcome: LiveResult) -> float | None:
+def steady(outcome: LiveResult) -> float:
+    """Tokens per second while all requests were being decoded."""
     assert outcome.generation is not None
+    assert outcome.generation.steady_tokens_s is not None
     return outcome.generation.steady_tokens_s
 
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import os
 import signal
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -22,6 +24,8 @@ from dovetail.pipeline.models.load import load
 from dovetail.pipeline.models.spec import ModelSpec
 from dovetail.pipeline.plan import Constraints, Plan
 from dovetail.pipeline.planner import plan as make_plan
+from tests.processes import children_of
+from tests.waiting import PATIENCE_S, until
 
 torch = pytest.importorskip("torch")
 transformers: Any = pytest.importorskip("transformers")
@@ -55,8 +59,8 @@ def _one_thread() -> Iterator[None]:
 
 
 class LanguageModel:
-    def __init__(self, folder: Path) -> None:
-        (folder / "config.json").write_text(json.dumps(CONFIGURATION))
+    def __init__(self, folder: Path, **changes: Any) -> None:
+        (folder / "config.json").write_text(json.dumps(CONFIGURATION | changes))
         self.spec = ModelSpec(source=f"hf:{folder}", seed=3)
 
     def plan(self, *hosts: str, batch_size: int = 2, **constraints: Any) -> Plan:
@@ -75,13 +79,15 @@ class LanguageModel:
         assert isinstance(found, Plan), found
         return found
 
-    def expected(self, prompts: list[list[int]], tokens: int) -> list[list[int]]:
-        """What the plain model's `generate` gives, for each prompt alone."""
+    def expected(self, prompts: list[list[int]], tokens: int, seed: int = 0, **how: Any) -> list[list[int]]:
+        """What the plain model's `generate` gives, for each prompt alone; drawn, if there is a temperature."""
         whole = load(self.spec).decoder(1, LAYERS).model
+        how |= {"max_new_tokens": tokens, "do_sample": "temperature" in how}
         found = []
-        for prompt in prompts:
+        for number, prompt in enumerate(prompts):
+            torch.manual_seed(seed + number)
             ids = torch.tensor([prompt])
-            made = whole.generate(ids, attention_mask=torch.ones_like(ids), max_new_tokens=tokens, do_sample=False)
+            made = whole.generate(ids, attention_mask=torch.ones_like(ids), **how)
             found.append(made[0, len(prompt) :].tolist())
         return found
 
@@ -114,15 +120,42 @@ def test_a_killed_stage_changes_no_token(tmp_path: Path) -> None:
 
 def test_a_run_on_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     model = LanguageModel(tmp_path)
-    plan, expected = model.plan("a", "b"), model.expected(PROMPTS[:3], 6)
+    drawn = {"temperature": 0.8, "top_k": 30, "top_p": 0.9}
+    plan, expected = model.plan("a", "b", batch_size=1), model.expected(PROMPTS[:3], 6, seed=5, **drawn)
     (tmp_path / "plan.json").write_bytes(msgspec.json.encode(plan))
     (tmp_path / "prompts.json").write_text(json.dumps(PROMPTS[:3]))
     words = ["--model", model.spec.source, "--seed", "3", "--on", "all=cpu", "--max-new-tokens", "6"]
+    words += ["--temperature", "0.8", "--top-k", "30", "--top-p", "0.9", "--sample-seed", "5"]
     files = ["--generate", str(tmp_path / "prompts.json"), "--output", str(tmp_path / "out.json")]
     assert main(["pipeline", "run", str(tmp_path / "plan.json"), *words, *files]) == 0
     assert "18 tokens of 3 sequences" in capsys.readouterr().out
     written = json.loads((tmp_path / "out.json").read_text())
     assert written == [{"prompt": p, "tokens": t} for p, t in zip(PROMPTS, expected, strict=False)]
+
+
+def test_an_interrupt_keeps_the_tokens_that_came(tmp_path: Path) -> None:
+    model = LanguageModel(tmp_path, max_position_embeddings=60_000)
+    plan, prompts, journal, output = (tmp_path / name for name in ("plan.json", "in.json", "run.jsonl", "out.json"))
+    plan.write_bytes(msgspec.json.encode(model.plan("a", "b", batch_size=1)))
+    prompts.write_text(json.dumps(PROMPTS[:2]))
+    words = ["--model", model.spec.source, "--seed", "3", "--on", "all=cpu", "--max-new-tokens", "50000"]
+    files = ["--generate", str(prompts), "--output", str(output), "--journal", str(journal)]
+    program = [sys.executable, "-c", "from dovetail.cli import main; raise SystemExit(main())", "pipeline", "run"]
+    with subprocess.Popen([*program, str(plan), *words, *files], stderr=subprocess.PIPE, text=True) as process:
+        try:
+            until(lambda: journal.exists() and journal.read_text().count('"k":"completed"') > 5)
+            stages = children_of(process.pid)
+            process.send_signal(signal.SIGINT)
+            assert process.wait(timeout=PATIENCE_S) == 130
+            assert process.stderr is not None
+            assert "Traceback" not in process.stderr.read()
+        finally:
+            process.kill()
+    until(lambda: not any(Path(f"/proc/{pid}").exists() for pid in stages))
+    written = [row["tokens"] for row in json.loads(output.read_text())]
+    counts = [len(row) for row in written]
+    assert sum(counts) >= check_journal(journal).counted["completed"] > 5
+    assert written == [row[:n] for row, n in zip(model.expected(PROMPTS[:2], max(counts)), counts, strict=True)]
 
 
 @pytest.mark.parametrize(
@@ -148,6 +181,8 @@ def test_what_is_refused_writes_nothing(
     ("asked", "message"),
     [
         ({"generate": [[1]], "max_new_tokens": 0}, "--max-new-tokens 0: expected at least 1"),
+        ({"generate": [[1]], "top_k": 5}, "--top-k and --top-p: tokens are drawn only with a --temperature"),
+        ({"temperature": 1.0}, "--temperature: tokens are drawn only with --generate"),
         ({"generate": [[1]], "in_flight": 0}, "--in-flight 0: expected at least 1"),
         ({"generate": [[1]], "microbatches": 3}, "a prompt is the input; leave --input and --microbatches out"),
     ],

@@ -18,8 +18,11 @@ from dovetail.core.errors import InputError
 from dovetail.pipeline.live.decoding import DecodeStep, StageDecoder
 from dovetail.pipeline.live.generation import TokenStream
 from dovetail.pipeline.live.prompts import Prompts, end_tokens
+from dovetail.pipeline.live.sampling import Sampling
 from dovetail.pipeline.models.load import load
 from dovetail.pipeline.models.spec import Chain, ModelSpec
+from dovetail.pipeline.plan import GenerationFigures
+from dovetail.testing.pipeline_live import even_plan
 
 torch = pytest.importorskip("torch")
 transformers: Any = pytest.importorskip("transformers")
@@ -63,12 +66,18 @@ class PlainModel:
         self.spec = ModelSpec(source=f"hf:{folder}", seed=3)
         self.chain: Chain = load(self.spec)
 
-    def generate(self, prompts: list[list[int]], tokens: int, dtype: str = "torch.float32") -> list[list[int]]:
+    def generate(
+        self, prompts: list[list[int]], tokens: int, dtype: str = "torch.float32", sampling: Sampling | None = None
+    ) -> list[list[int]]:
         whole = self.chain.decoder(1, LAYERS, dtype=dtype).model
+        how: dict[str, Any] = {"do_sample": sampling is not None, "max_new_tokens": tokens}
+        if sampling is not None:
+            how |= {name: getattr(sampling, name) for name in ("temperature", "top_k", "top_p")}
         found = []
-        for prompt in prompts:
+        for number, prompt in enumerate(prompts):
+            torch.manual_seed(sampling.seed + number if sampling is not None else 0)
             ids = torch.tensor([prompt])
-            made = whole.generate(ids, attention_mask=torch.ones_like(ids), max_new_tokens=tokens, do_sample=False)
+            made = whole.generate(ids, attention_mask=torch.ones_like(ids), **how)
             found.append(made[0, len(prompt) :].tolist())
         return found
 
@@ -95,16 +104,23 @@ def stream(model: PlainModel, prompts: list[list[int]], tokens: int, **more: Any
 class StageChain:
     """Stages in this thread, with steps under way between them; how far each is, is drawn."""
 
-    def __init__(self, model: PlainModel, cuts: list[int], dice: random.Random, dtype: str = "torch.float32") -> None:
+    def __init__(
+        self,
+        model: PlainModel,
+        cuts: list[int],
+        dice: random.Random,
+        dtype: str = "torch.float32",
+        sampling: Sampling | None = None,
+    ) -> None:
         ends = [0, *cuts, LAYERS]
         self._parts = [model.chain.decoder(a + 1, b, dtype=dtype) for a, b in pairwise(ends)]
-        self._dice = dice
+        self._dice, self._sampling = dice, sampling
 
     def run(self, work: TokenStream, first: int = 0, steps: int | None = None) -> int:
         """Feed a layout until everything has come out, or so many steps; gives the number of the next step."""
-        stages = [StageDecoder(part, "cpu") for part in self._parts]
+        stages = [StageDecoder(part, "cpu", self._sampling) for part in self._parts]
         between: list[deque[Any]] = [deque() for _ in range(len(stages) + 1)]
-        work.restart()
+        work.restart(1)
         fed = out = first
         while not work.done and out - first != steps:
             at = self._dice.randrange(len(between) + 1)
@@ -156,6 +172,48 @@ def test_whatever_is_replaced_when_no_token_changes(model: PlainModel) -> None:
             assert [token for of, token in told if of == number] == row
 
 
+SAMPLINGS = [
+    Sampling(temperature=1.0, seed=4),
+    Sampling(temperature=0.7, top_k=20, seed=11),
+    Sampling(temperature=1.9, top_p=0.8),
+    Sampling(temperature=0.9, top_k=40, top_p=0.95, seed=2**40),
+]
+
+
+@pytest.mark.parametrize("sampling", SAMPLINGS)
+def test_drawn_tokens_are_those_of_the_plain_model_with_the_same_seed(model: PlainModel, sampling: Sampling) -> None:
+    """Also where layouts come and go, and sequences end early."""
+    dice = random.Random(sampling.seed)
+    whole = model.generate(PROMPTS, 11, sampling=sampling)
+    assert whole != model.generate(PROMPTS, 11)
+    for lane_size in (1, 3):
+        end = dice.choice(dice.choice(whole))
+        expected = [row[: row.index(end) + 1] if end in row else row for row in whole]
+        work = stream(model, PROMPTS, 11, ends=frozenset({end}), lane_size=lane_size, sampling=sampling)
+        next_step = 0
+        while not work.done:
+            cuts = sorted(dice.sample(range(1, LAYERS), dice.randint(0, 3)))
+            chain = StageChain(model, cuts, dice, sampling=sampling)
+            next_step = chain.run(work, next_step, dice.randint(4, 20))
+        assert [sequence.tokens for sequence in work.sequences] == expected, lane_size
+
+
+@pytest.mark.parametrize(
+    ("asked", "message"),
+    [
+        ((0.0, 0, 1.0, 0), "--temperature 0: expected more than 0; leave it out for the likeliest token"),
+        ((None, 5, 1.0, 0), "--top-k and --top-p: tokens are drawn only with a --temperature"),
+        ((None, 0, 0.5, 0), "--top-k and --top-p: tokens are drawn only with a --temperature"),
+        ((1.0, -1, 1.0, 0), "--top-k -1: expected 1 or more, or 0 for all tokens"),
+        ((1.0, 0, 0.0, 0), "--top-p 0: expected more than 0 and at most 1"),
+        ((1.0, 0, 1.0, -1), "--sample-seed -1: expected 0 to"),
+    ],
+)
+def test_what_cannot_be_drawn_is_told(asked: tuple[float | None, int, float, int], message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        Sampling.given(*asked)
+
+
 @pytest.mark.parametrize("dtype", ["torch.bfloat16", "torch.float16", "torch.float64"])
 def test_one_sequence_in_a_lane_is_exact_in_every_dtype(model: PlainModel, dtype: str) -> None:
     work = stream(model, PROMPTS, 8, lane_size=1)
@@ -183,7 +241,7 @@ def steps(work: TokenStream, *numbers: int) -> list[tuple[list[list[int]], Decod
 
 def test_prompts_join_lanes_in_turn_and_sequences_leave_them(llama: PlainModel) -> None:
     work = stream(llama, [[1, 2], [3], [4, 5, 6]], 3, lanes=2, ends=frozenset({9}))
-    work.restart()
+    work.restart(1)
     assert steps(work, 0, 1) == [
         ([[1, 2]], DecodeStep(0, [], None, True)),
         ([[3]], DecodeStep(1, [], None, True)),
@@ -198,20 +256,48 @@ def test_prompts_join_lanes_in_turn_and_sequences_leave_them(llama: PlainModel) 
     work.deliver(4, _token(5))
     assert work.done
     assert work.inputs(5) is None
-    figures = work.figures(None)
+    figures = work.figures(1, even_plan(2), even_plan(2))
     assert (figures.sequences, figures.completed, figures.tokens) == (3, 3, 6)
+    assert (figures.predicted_tokens_s, figures.predicted_first_token_s) == (None, None)
     assert [sequence.tokens for sequence in work.sequences] == [[7, 9], [9], [8, 8, 5]]
+
+
+def test_tokens_are_counted_while_all_sequences_are_decoded_by_one_plan(
+    llama: PlainModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = iter(range(100))
+    monkeypatch.setattr("time.monotonic", lambda: float(next(now)))
+    work = stream(llama, [[1], [2]], 9, lanes=1, ends=frozenset({9}))
+    work.restart(1)  # at 0
+    for number, tokens in enumerate([(5,), (5,), (5, 5), (5, 5)]):  # at 1 to 4: both are decoded from 2 on
+        steps(work, number)
+        work.deliver(number, _token(*tokens))
+    work.restart(2)
+    for number, tokens in enumerate([(5,), (5,), (5, 5), (5, 5), (5, 9), (5,), (9,)], 4):  # at 5 to 11, from 6 to 9
+        steps(work, number)
+        work.deliver(number, _token(*tokens))
+    assert work.done
+    asked, again = even_plan(2), even_plan(1)
+    assert [work.figures(plan, asked, asked).steady_tokens_s for plan in (1, 2, 3)] == [2.0, 2.0, None]
+    asked.generation = GenerationFigures(
+        prompt=1, context=10, concurrency=2, groups=1, ttft_s=3.0, step_s=0.5, tokens_s=4.0, source="measured",
+        prefill_s=[], kv_mib=[], widths=[],
+    )  # fmt: skip
+    figures = work.figures(1, asked, asked)
+    assert (figures.predicted_tokens_s, figures.predicted_first_token_s) == (4.0, 3.0)
+    figures = work.figures(2, asked, again)  # not what the first plan said
+    assert (figures.predicted_tokens_s, figures.predicted_first_token_s) == (2 / again.latency_s, None)
 
 
 def test_a_new_layout_reads_prompts_with_the_tokens_so_far(llama: PlainModel) -> None:
     work = stream(llama, [[1, 2], [3]], 4, lanes=1)
-    work.restart()
+    work.restart(1)
     steps(work, 0)
     work.deliver(0, _token(7))
     steps(work, 1)
     work.deliver(1, _token(8))
     steps(work, 2)  # lost with its layout
-    work.restart()
+    work.restart(1)
     assert steps(work, 2) == [([[1, 2, 7]], DecodeStep(0, [], None, True))]
     work.deliver(2, _token(6))
     assert steps(work, 3) == [([[3, 8]], DecodeStep(0, [3], None, True))]
@@ -219,14 +305,14 @@ def test_a_new_layout_reads_prompts_with_the_tokens_so_far(llama: PlainModel) ->
 
 def test_whoever_waits_for_a_step_can_be_interrupted(llama: PlainModel) -> None:
     work = stream(llama, [[1]], 4, lanes=1)
-    work.restart()
+    work.restart(1)
     steps(work, 0)
     given: Queue[Any] = Queue()
     waiting = threading.Thread(target=lambda: given.put(work.inputs(1)), daemon=True)
     waiting.start()
     work.interrupt()
     assert given.get(timeout=60) is None
-    work.restart()
+    work.restart(1)
     assert steps(work, 1) == [([[1]], DecodeStep(0, [], None, True))]
 
 

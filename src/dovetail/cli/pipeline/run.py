@@ -48,6 +48,10 @@ def run(
     generate: Path | None = None,
     max_new_tokens: int = 32,
     in_flight: int | None = None,
+    temperature: float | None = None,
+    top_k: int = 0,
+    top_p: float = 1.0,
+    sample_seed: int = 0,
     engine: Literal["local", "ray"] = "local",
     address: str | None = None,
     buffers: int = 2,
@@ -103,11 +107,19 @@ def run(
     output
         Write the outputs here, as .npy or .npz; what was generated as JSON.
     generate
-        A file with a list of prompts, texts or lists of token ids: a language model goes on with each, greedily.
+        A file with a list of prompts, texts or lists of token ids: a language model goes on with each.
     max_new_tokens
         How many tokens at most for each prompt.
     in_flight
         Microbatches of tokens that are under way at a time; one more than there are stages, or as planned.
+    temperature
+        Draw tokens, from logits divided by this; without it the most likely token is taken.
+    top_k
+        Draw from so many of the most likely tokens; 0 for all.
+    top_p
+        Draw from the most likely tokens that together have this probability.
+    sample_seed
+        Of what the first prompt draws; the next one has the seed after it.
     engine
         local processes, or ray actors.
     address
@@ -157,6 +169,10 @@ def run(
             generate=generate,
             max_new_tokens=max_new_tokens,
             in_flight=in_flight,
+            temperature=temperature,
+            top_k=top_k,
+            top_p=top_p,
+            sample_seed=sample_seed,
             engine=engine,
             address=address,
             buffers=buffers,
@@ -217,13 +233,14 @@ def _show(found: dict[str, Any], journal: Path | None, format: str) -> None:
     print_table(columns, rows)
     if found["generation"] is not None:
         _show_generation(found["generation"])
-    print(f"\n{found['completed']} microbatches ({found['items']} items) in {found['elapsed_s']:.3f} s")
-    print(f"throughput {found['throughput_items_s']:.3f} items/s overall", end="")
+    unit = "items" if found["generation"] is None else "tokens"
+    print(f"\n{found['completed']} microbatches ({found['items']} {unit}) in {found['elapsed_s']:.3f} s")
+    print(f"throughput {found['throughput_items_s']:.3f} {unit}/s overall", end="")
     if found["steady_items_s"] is not None:
         print(f", {found['steady_items_s']:.3f} when filled", end="")
     if found["difference_percent"] is not None:
         print(f"; predicted {found['predicted_items_s']:.3f} ({found['difference_percent']:+.1f} %)", end="")
-    elif found["as_planned"]:
+    elif found["as_planned"] and found["predicted_items_s"] is not None:
         print(f"; predicted {found['predicted_items_s']:.3f}", end="")
     print()
     if found["as_planned"] and found["cannot_be_judged"]:
@@ -255,4 +272,6 @@ def _hardware(found: dict[str, Any]) -> str:
     told = "; ".join(f"{hardware} ({', '.join(hosts)})" for hardware, hosts in carried.items())
     if found["as_planned"]:
         return told
-    return f"{told}, not on what the plan was made for: it predicts {found['predicted_items_s']:.3f} items/s there"
+    unit, predicted = "items" if found["generation"] is None else "tokens", found["predicted_items_s"]
+    predicts = "" if predicted is None else f": it predicts {predicted:.3f} {unit}/s there"
+    return f"{told}, not on what the plan was made for{predicts}"

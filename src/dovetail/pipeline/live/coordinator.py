@@ -252,7 +252,7 @@ class Coordinator:
         if self._generation:  # all hosts of this plan have left the last one, so nothing more comes of it
             self._journal.over(self._generation, self._why, self._lost)
         self._generation, self._lost = generation, []
-        self._work.restart()
+        self._work.restart(generation)
         self._flow = Flow(generation, self.delivered, self._work, self._outlets, inlets, self._journal, self._events)
 
     def _halt(self) -> None:

@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 from msgspec import Struct
 
+from dovetail.pipeline.live.sampling import Sampling, TokenSampler
+
 if TYPE_CHECKING:
     import torch
 
@@ -22,19 +24,22 @@ class DecodeStep(Struct, frozen=True, array_like=True):
     lengths: list[int]  # tokens that the caches hold of each sequence of the lane that goes on
     keep: list[int] | None = None  # which those are, where some were ended by the step before
     joins: bool = False  # a prompt, which becomes the last sequence of the lane
+    seed: int = 0  # by which whoever joins draws its tokens, if they are drawn
+    drawn: int = 0  # how many it has, from before a stage's death
 
 
 class StageDecoder:
     """The layers of one stage, and its part of the caches of all lanes. One thread calls it."""
 
-    def __init__(self, part: Any, device: str) -> None:
+    def __init__(self, part: Any, device: str, sampling: Sampling | None = None) -> None:
         import torch
 
+        self._sampler = TokenSampler(sampling) if sampling is not None and part.is_last else None
         self._part, self._device = part, torch.device(device)
         self._lanes: dict[int, Any] = {}
 
     def run(self, value: Any, step: DecodeStep | None) -> torch.Tensor:
-        """Hidden values for the next stage, or from the last one the most likely token of each sequence."""
+        """Hidden values for the next stage, or from the last one a token for each sequence."""
         import torch
 
         assert step is not None
@@ -43,9 +48,18 @@ class StageDecoder:
             out: torch.Tensor = self._read(value, step) if step.joins else self._step(value, step)
             if not self._part.is_last:
                 return out
-            return out[:, -1].float().argmax(-1)
+            return self._tokens(out[:, -1].float(), step)
+
+    def _tokens(self, logits: torch.Tensor, step: DecodeStep) -> torch.Tensor:
+        if self._sampler is None:
+            return logits.argmax(-1)
+        if step.joins:
+            return self._sampler.join(step.lane, logits, step.seed, step.drawn)
+        return self._sampler.step(step.lane, logits)
 
     def _forget(self, step: DecodeStep) -> None:
+        if step.keep is not None and self._sampler is not None:
+            self._sampler.keep(step.lane, step.keep)
         if step.keep is None or step.lane not in self._lanes:
             return
         if step.keep:

@@ -19,8 +19,9 @@ from msgspec import Struct, field
 from dovetail.pipeline.live.decoding import DecodeStep
 
 if TYPE_CHECKING:
+    from dovetail.pipeline.live.sampling import Sampling
     from dovetail.pipeline.models.spec import ModelSpec, Value
-    from dovetail.pipeline.plan import GenerationFigures
+    from dovetail.pipeline.plan import Plan
 
 
 class GeneratedSequence(Struct):
@@ -38,7 +39,8 @@ class GeneratedSequence(Struct):
 
 
 class DecodingFigures(Struct, frozen=True, kw_only=True):
-    """What generation came to. The steady rate is that of the time in which all sequences were being decoded."""
+    """What generation came to. The steady rate is that of the time in which all sequences were being decoded, by the
+    plan that lived longest; predicted is what that plan says."""
 
     sequences: int
     completed: int
@@ -49,6 +51,23 @@ class DecodingFigures(Struct, frozen=True, kw_only=True):
     longest_first_token_s: float | None
     predicted_tokens_s: float | None
     predicted_first_token_s: float | None
+
+
+class _LayoutTimes(Struct):
+    """When tokens came of one layout, and of which sequences."""
+
+    sequences: int
+    came_s: list[float] = field(default_factory=list)
+    firsts_s: dict[int, float] = field(default_factory=dict)
+    ended_s: float | None = None  # when the first sequence was complete
+
+    @property
+    def steady_tokens_s(self) -> float | None:
+        """Tokens per second from when all sequences were being decoded, until the first ended or the layout did."""
+        if len(self.firsts_s) < self.sequences or not self.came_s:
+            return None
+        begin_s, end_s = max(self.firsts_s.values()), self.ended_s or self.came_s[-1]
+        return sum(begin_s < at_s <= end_s for at_s in self.came_s) / (end_s - begin_s) if end_s > begin_s else None
 
 
 class _Lane(Struct):
@@ -69,10 +88,12 @@ class TokenStream:
         ends: frozenset[int],
         lanes: int,
         lane_size: int,
+        sampling: Sampling | None = None,
         take: Callable[[int, int], None] = lambda number, token: None,
     ) -> None:
-        """`ends` are tokens that end a sequence; `take` is told of every token, by the number of its prompt."""
-        self.model, self.dtype = model, dtype
+        """`ends` are tokens that end a sequence; `take` is told of every token, by the number of its prompt. Tokens are
+        the most likely ones, or drawn with `sampling`."""
+        self.model, self.dtype, self.sampling = model, dtype, sampling
         self.total: int | None = None  # of steps: not known before
         self.decodes = True
         self.sequences = [GeneratedSequence(list(prompt)) for prompt in prompts]
@@ -82,14 +103,16 @@ class TokenStream:
         self._changed = threading.Condition()
         self._origin_s: float | None = None
         self.came_s: list[float] = []  # when each token came
+        self._times: dict[int, _LayoutTimes] = {}
 
-    def restart(self) -> None:
-        """A layout begins; its caches are empty."""
+    def restart(self, generation: int) -> None:
+        """The layout of a plan, by its number, begins; its caches are empty."""
         with self._changed:
             if self._origin_s is None:
                 self._origin_s = time.monotonic()
             self._interrupted = False
             self._waiting = deque(sequence for sequence in self.sequences if sequence.last_s is None)
+            self._now = self._times[generation] = _LayoutTimes(len(self._waiting))
             self._lanes = [_Lane() for _ in range(self._count)]
             self._ready = deque(range(self._count))
             self._under_way: dict[int, tuple[int, GeneratedSequence | None]] = {}  # by number: lane, and who joins
@@ -125,9 +148,16 @@ class TokenStream:
             if self._waiting and len(lane.rows) < self._size:
                 joining = self._waiting.popleft()
                 self._under_way[number] = (at, joining)
-                return torch.tensor([joining.prompt + joining.tokens]), DecodeStep(at, lengths, keep, joins=True)
+                step = DecodeStep(at, lengths, keep, True, *self._draws(joining))
+                return torch.tensor([joining.prompt + joining.tokens]), step
             self._under_way[number] = (at, None)
             return torch.tensor([sequence.tokens[-1:] for sequence in lane.rows]), DecodeStep(at, lengths, keep)
+
+    def _draws(self, joining: GeneratedSequence) -> tuple[int, ...]:
+        """By which seed a sequence draws its tokens, and how many it has, if they are drawn."""
+        if self.sampling is None:
+            return ()
+        return self.sampling.seed + self._numbers[id(joining)], len(joining.tokens)
 
     def _next(self) -> int | None:
         """The lane that has waited longest of those that have something to do."""
@@ -146,9 +176,12 @@ class TokenStream:
             for sequence, token in zip(given, found, strict=True):
                 sequence.tokens.append(token)
                 self.came_s.append(now_s)
+                self._now.came_s.append(now_s)
+                self._now.firsts_s.setdefault(id(sequence), now_s)
                 sequence.first_s = now_s if sequence.first_s is None else sequence.first_s
                 if token in self._ends or len(sequence.tokens) >= self._most:
                     sequence.last_s = now_s
+                    self._now.ended_s = self._now.ended_s or now_s
             staying = [i for i, sequence in enumerate(lane.rows) if sequence.last_s is None]
             if len(staying) < len(lane.rows):
                 lane.keep, lane.rows = staying, [lane.rows[i] for i in staying]
@@ -157,22 +190,29 @@ class TokenStream:
         for sequence, token in zip(given, found, strict=True):
             self._take(self._numbers[id(sequence)], token)
 
-    def figures(self, predicted: GenerationFigures | None) -> DecodingFigures:
-        """What came of it; `predicted` is what the plan says of generation, if it does."""
+    def figures(self, generation: int, asked: Plan, used: Plan) -> DecodingFigures:
+        """What came of it. `used` is the plan of this number, which lived longest; `asked` is the first."""
         firsts = [sequence.first_s for sequence in self.sequences if sequence.first_s is not None]
-        lasts = [sequence.last_s for sequence in self.sequences if sequence.last_s is not None]
         tokens = len(self.came_s)
-        steady = None
-        if len(lasts) == len(self.sequences) and (span_s := min(lasts) - max(firsts)) > 0:
-            steady = sum(max(firsts) < at_s <= min(lasts) for at_s in self.came_s) / span_s
+        times = self._times.get(generation)
         return DecodingFigures(
             sequences=len(self.sequences),
-            completed=len(lasts),
+            completed=sum(sequence.last_s is not None for sequence in self.sequences),
             tokens=tokens,
             tokens_s=tokens / self.came_s[-1] if tokens and self.came_s[-1] > 0 else 0.0,
-            steady_tokens_s=steady,
+            steady_tokens_s=None if times is None else times.steady_tokens_s,
             first_token_s=median(firsts) if firsts else None,
             longest_first_token_s=max(firsts, default=None),
-            predicted_tokens_s=None if predicted is None else predicted.tokens_s,
-            predicted_first_token_s=None if predicted is None else predicted.ttft_s,
+            predicted_tokens_s=_predicted_tokens_s(asked, used),
+            predicted_first_token_s=None if used.generation is None else used.generation.ttft_s,
         )
+
+
+def _predicted_tokens_s(asked: Plan, used: Plan) -> float | None:
+    """What a plan says of tokens per second, if it was made for generation, or again after one that was: then by the
+    same groups, since the data host feeds as many lanes as before."""
+    told = asked.generation
+    if used.generation is not None or told is None:
+        return None if used.generation is None else used.generation.tokens_s
+    step_s = max(used.latency_s, told.groups * used.bottleneck_s)
+    return told.concurrency / step_s if step_s > 0 else None

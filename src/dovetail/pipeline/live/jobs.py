@@ -9,6 +9,7 @@ from msgspec import Struct
 
 from dovetail.pipeline.inputs.problem import BYTES_PER_S
 from dovetail.pipeline.live.quantise import RAW
+from dovetail.pipeline.live.sampling import Sampling
 from dovetail.pipeline.live.supervisor import Patience
 from dovetail.pipeline.live.wire import Address, Hop, StageJob
 from dovetail.pipeline.plan import Plan
@@ -39,6 +40,7 @@ class FedWork(Protocol):
     model: ModelSpec
     dtype: str
     decodes: bool  # they are steps of generation
+    sampling: Sampling | None  # how their tokens are drawn, if they are
 
     @property
     def total(self) -> int | None:
@@ -55,8 +57,8 @@ class FedWork(Protocol):
         ...
 
     def deliver(self, number: int, value: Value) -> None: ...
-    def restart(self) -> None:
-        """A layout is about to be fed, from the first microbatch that has not been delivered."""
+    def restart(self, generation: int) -> None:
+        """The layout of this plan is about to be fed, from the first microbatch that has not been delivered."""
         ...
 
     def interrupt(self) -> None:
@@ -68,6 +70,7 @@ class MicrobatchStream:
     """Microbatches that do not depend on each other, as many as were asked for."""
 
     decodes = done = False
+    sampling: Sampling | None = None
 
     def __init__(
         self,
@@ -83,7 +86,7 @@ class MicrobatchStream:
     def inputs(self, number: int) -> tuple[Value, None] | None:
         return (self._inputs(number), None) if number < self.total else None
 
-    def restart(self) -> None:
+    def restart(self, generation: int) -> None:
         pass
 
     def interrupt(self) -> None:
@@ -122,6 +125,7 @@ def make_jobs(
                 budget_s=plan.batch_size / target * min(len(here), len(after)) if target and adapts else None,
                 clip=options.clip,
                 decodes=work.decodes,
+                sampling=work.sampling,
             )
     return jobs
 

@@ -15,7 +15,7 @@ from dovetail.core.events import Arrived, Complete, Decided, Finished, Observed,
 from dovetail.core.rates import Link, Rate, RateTable, Switch
 from dovetail.pipeline.hardware import BUSY, Carrier
 from dovetail.pipeline.inputs.problem import MIB
-from dovetail.pipeline.live.generation import DecodingFigures
+from dovetail.pipeline.live.generation import DecodingFigures, TokenStream
 from dovetail.pipeline.plan import Plan
 from dovetail.pipeline.route import DATA_HOST, Route
 
@@ -44,7 +44,8 @@ class PlanChange(Struct, frozen=True):
 
 
 class LiveResult(Struct, kw_only=True):
-    """What a run came to. The steady rate leaves out filling and draining, and is that of the longest-lived plan.
+    """What a run came to. The steady rate leaves out filling and draining, and is that of the longest-lived plan. Of
+    generation, items are tokens.
 
     `hardware` says what carried each host. The difference from the prediction is given only if every host ran on what
     the plan was made for, and nothing speaks against judging it: `cannot_be_judged` says what does.
@@ -56,7 +57,7 @@ class LiveResult(Struct, kw_only=True):
     elapsed_s: float
     throughput_items_s: float
     steady_items_s: float | None
-    predicted_items_s: float
+    predicted_items_s: float | None  # None: the plan was not made for generation, and that ran
     difference_percent: float | None
     hardware: dict[str, str]
     as_planned: bool
@@ -127,8 +128,10 @@ class ResultCounter:
         elif event.what == "halt":
             self.changes.append((t, event.why))
 
-    def rates(self, plans: dict[int, Plan], carried: Mapping[str, Carrier], items_s: dict[int, float]) -> RateTable:
-        """What was measured, for other levels: the pipeline's rate, its links, and what it takes to start it.
+    def rates(
+        self, plans: dict[int, Plan], carried: Mapping[str, Carrier], per_s: dict[int, float], unit: str
+    ) -> RateTable:
+        """What was measured, for other levels: the pipeline's rate in a unit, its links, and what it takes to start it.
 
         A chain of stages is one device, called by what really carried them.
         """
@@ -145,8 +148,8 @@ class ResultCounter:
             began_s = self.launched_s if generation == 1 else halts[generation - 2]
             previous = "" if generation == 1 else plan.model
             switches = [] if began_s is None else [Switch(plan.model, ready_s - began_s, previous, chain, "measured")]
-            pace = items_s.get(generation)
-            rates = [Rate(plan.model, chain, pace, source="measured", unit="items/s")] if pace else []
+            pace = per_s.get(generation)
+            rates = [Rate(plan.model, chain, pace, source="measured", unit=unit)] if pace else []
             table |= RateTable(rates, switches, self._links(generation, plan))
         return table
 
@@ -196,15 +199,19 @@ def evaluate(
     total: int,
     items: int,
     busy: float = 0.0,
+    tokens: TokenStream | None = None,
 ) -> LiveResult:
     """The figures of a run; `plans` are those that were carried out, by generation, the first one being asked for.
-    `busy` is what other programs took of all cores meanwhile."""
+    `busy` is what other programs took of all cores meanwhile; `tokens` is what was generated, if that was asked for."""
     arrivals = counter.arrivals
     main = max(plans, key=lambda generation: len(arrivals.get(generation, ())))
     used = plans[main]
     elapsed_s = max(counter.last_s - counter.first_s, 0.0)
     steady = _steady(arrivals.get(main, []), len(used.stages) + 1, used.batch_size)
-    predicted = used.throughput_items_s
+    predicted: float | None = used.throughput_items_s
+    generated = None if tokens is None else tokens.figures(main, plans[1], used)
+    if generated is not None:  # microbatches of prompts give a token, of lanes one of each sequence
+        steady, predicted = generated.steady_tokens_s, generated.predicted_tokens_s
     as_planned = all(carried[host].how == "matched" for host in used.hosts)
     why_not = _not_judged(used, busy)
     judged = as_planned and not why_not
@@ -223,7 +230,10 @@ def evaluate(
         plans=len(plans),
         changes=[PlanChange(at_s - min(counter.first_s, at_s), why) for at_s, why in counter.changes],
         stages=counter.stages(main, used, ids),
-        rates=counter.rates(plans, carried, {main: steady} if steady else {}),
+        rates=counter.rates(
+            plans, carried, {main: steady} if steady else {}, "items/s" if tokens is None else "tokens/s"
+        ),
+        generation=generated,
     )
 
 

@@ -24,13 +24,13 @@ from dovetail.pipeline.live.jobs import MicrobatchStream, RunOptions
 from dovetail.pipeline.live.journal import RunJournal
 from dovetail.pipeline.live.local import LocalEngine, StageEngine
 from dovetail.pipeline.live.prompts import Prompts, end_tokens
-from dovetail.pipeline.live.quantise import WIDTHS
 from dovetail.pipeline.live.results import LiveResult, ResultCounter, evaluate
+from dovetail.pipeline.live.sampling import Sampling
 from dovetail.pipeline.live.supervisor import Patience
 from dovetail.pipeline.metrics import PipelineRun
 from dovetail.pipeline.models.load import load
 from dovetail.pipeline.models.spec import Chain, ModelSpec, model_spec, need_torch
-from dovetail.pipeline.plan import Plan, flag, read_plan
+from dovetail.pipeline.plan import LINK_WIDTHS, Plan, flag, read_plan
 
 if TYPE_CHECKING:
     from dovetail.pipeline.models.spec import Value
@@ -56,6 +56,10 @@ class _Asked(Struct):
     address: str | None
     max_new_tokens: int
     in_flight: int | None
+    temperature: float | None
+    top_k: int
+    top_p: float
+    sample_seed: int
 
     def options(self) -> RunOptions:
         for name in ("heartbeat_s", "heartbeat_limit_s"):
@@ -99,6 +103,10 @@ def run(
     generate: Any = None,
     max_new_tokens: int = 32,
     in_flight: int | None = None,
+    temperature: float | None = None,
+    top_k: int = 0,
+    top_p: float = 1.0,
+    sample_seed: int = 0,
     engine: Literal["local", "ray"] = "local",
     address: str | None = None,
     buffers: int = 2,
@@ -122,7 +130,8 @@ def run(
     type or for all (`on={"all": "cpu"}`), and `emulate` carries them with the processor. `input` is a .npy or .npz
     file, an array or tensor with one row per item, or a tuple of those; without it random microbatches are made. With
     `generate`, a list of prompts (texts, or lists of token ids) or a file with one, a language model goes on with each
-    of them, greedily, and `outputs` are the lists of tokens that follow.
+    of them, by the most likely tokens or with a `temperature` by drawn ones, and `outputs` are the lists of tokens that
+    follow.
     `hosts` is a file or a dict. The other arguments are those of `dovetail pipeline run`. `progress` is told how many
     microbatches have come out, `notice` when a plan begins or ends. What came out before an error is written to
     `output` all the same.
@@ -135,12 +144,15 @@ def run(
     need_torch("running a pipeline")
     asked = checked({name: given[name] for name in _Asked.__struct_fields__}, _Asked)
     options, file = asked.options(), JournalFile(journal)
+    sampling = Sampling.given(temperature, top_k, top_p, sample_seed)
     paths = {name: as_path(given[name], name) for name in ("output", "rates_out") if given[name] is not None}
     read = [Path(each) for each in (plan, hosts, input, weights, generate) if isinstance(each, str | os.PathLike)]
     refuse_overwrite([*([file.path] if file.path else []), *paths.values()], read)
     dtype = made.problem.dtype if made.problem else "torch.float32"
     if generate is not None and (input is not None or microbatches is not None):
         raise InputError("--generate: a prompt is the input; leave --input and --microbatches out")
+    if generate is None and sampling is not None:
+        raise InputError("--temperature: tokens are drawn only with --generate")
     inputs = None if input is None else read_inputs(input, made.batch_size, dtype)
     prompts = None if generate is None else Prompts(generate, spec)
     came: list[Any] = [] if prompts is None else [[] for _ in prompts.ids]
@@ -162,6 +174,7 @@ def run(
             prompts=prompts,
             max_new_tokens=max_new_tokens,
             in_flight=in_flight,
+            sampling=sampling,
             take_token=lambda number, token: came[number].append(token),
             watch=progress,
             notice=notice,
@@ -200,6 +213,7 @@ def run_plan(
     prompts: Prompts | None = None,
     max_new_tokens: int = 32,
     in_flight: int | None = None,
+    sampling: Sampling | None = None,
     take_token: Callable[[int, int], None] = lambda number, token: None,
     watch: Callable[[int], None] = lambda _: None,
     notice: Callable[[str], None] = lambda _: None,
@@ -212,8 +226,9 @@ def run_plan(
     another thread; `watch` is told how many have come out, `notice` when a plan begins or ends. The journal is written
     while the run goes on.
 
-    With `prompts` a language model generates: `max_new_tokens` for each at most, with `in_flight` microbatches under
-    way (one more than there are stages), and `take_token` is told of every token by the number of its prompt.
+    With `prompts` a language model generates: `max_new_tokens` for each at most, drawn with `sampling` if it is given,
+    with `in_flight` microbatches under way (one more than there are stages). `take_token` is told of every token by the
+    number of its prompt.
     """
     options, settings = options or RunOptions(), hosts or {}
     _check(plan, options, microbatches)
@@ -240,20 +255,18 @@ def run_plan(
         work: MicrobatchStream | TokenStream
         if prompts is not None:
             lanes = in_flight or (plan.generation.groups if plan.generation else len(plan.stages) + 1)
-            work = _token_stream(plan, model, dtype, prompts, max_new_tokens, lanes, take_token)
+            work = _token_stream(plan, model, dtype, prompts, max_new_tokens, lanes, sampling, take_token)
         else:
             work = MicrobatchStream(model, dtype, total, _inputs(plan, model, dtype, inputs, total), take)
         counter = ResultCounter()
         with closing(RunJournal(journal, plan, work.total, options, carried, [counter])) as witness:
             coordinator = Coordinator(plan, work, started, settings, carried, options, witness)
             coordinator.run(watch, notice)
-    if isinstance(work, TokenStream):
-        total, items = coordinator.delivered, len(work.came_s)
-    result = evaluate(counter, coordinator.plans, witness.ids, carried, total, items, coordinator.busy)
-    result.outputs = kept
-    if isinstance(work, TokenStream):
-        result.outputs = [sequence.tokens for sequence in work.sequences]
-        result.generation = work.figures(plan.generation)
+    tokens = work if isinstance(work, TokenStream) else None
+    if tokens is not None:
+        total, items = coordinator.delivered, len(tokens.came_s)
+    result = evaluate(counter, coordinator.plans, witness.ids, carried, total, items, coordinator.busy, tokens)
+    result.outputs = kept if tokens is None else [sequence.tokens for sequence in tokens.sequences]
     return result
 
 
@@ -270,7 +283,7 @@ def _check(plan: Plan, options: RunOptions, microbatches: int | None) -> None:
         raise InputError(f"buffers: expected at least 1, found {options.buffers}")
     used = [options.link_bits] if options.link_bits else [stage.send_bits for stage in plan.stages[:-1]]
     for bits in used:
-        if bits not in WIDTHS:
+        if bits not in LINK_WIDTHS:
             raise InputError(f"link bits: expected 2 to 16, or 32 for values as they are; found {bits}")
     if options.target_items_s is not None and not options.target_items_s > 0:
         raise InputError(f"target rate: expected items per second, found {options.target_items_s:g}")
@@ -285,6 +298,7 @@ def _token_stream(
     prompts: Prompts,
     max_new_tokens: int,
     lanes: int,
+    sampling: Sampling | None,
     take: Callable[[int, int], None],
 ) -> TokenStream:
     """What generation feeds, for a language model that is the plan's and can go on with these prompts."""
@@ -302,6 +316,7 @@ def _token_stream(
         ends=ends,
         lanes=lanes,
         lane_size=plan.batch_size,
+        sampling=sampling,
         take=take,
     )
 

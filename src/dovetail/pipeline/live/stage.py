@@ -163,7 +163,7 @@ class StageWorker:
             self._loaded = (job.model, load(job.model))
         chain, device = self._loaded[1], self._settings.device
         if job.decodes:
-            return StageDecoder(chain.decoder(*job.layers, device, job.dtype), device).run
+            return StageDecoder(chain.decoder(*job.layers, device, job.dtype), device, job.sampling).run
         run = chain.part(*job.layers, device, job.dtype)
         return lambda value, _: run(value)
 
