@@ -16,7 +16,7 @@ from dovetail.pipeline.optimise.paces import LeastPace
 from dovetail.pipeline.optimise.stages import Stages
 from dovetail.pipeline.optimise.tables import Floats
 
-_WIDE = 1.05  # from the slowest pace of an interval to its fastest: above that prices alone bound it
+_WIDE = 1.01  # from the slowest pace of an interval to its fastest: above that prices alone bound it
 _ROUNDS = 20
 _Interval = tuple[float, int, int, int, int]  # bound, first and last pace, width of the next beam, good prices
 
@@ -82,11 +82,9 @@ class Intervals:
             return []
         if low == high:
             return [(bound, low, high, 4 * width, guess)]
-        at = low + (high - low + 1) // 2
+        at = int(np.searchsorted(self._paces, sqrt(a * b))) if a > 0 else low + (high - low + 1) // 2
         if narrow and search.answer.stages is not None:
-            at = int(np.searchsorted(self._paces, self.costs.pace_s(search.answer.stages)))
-        elif a > 0:
-            at = int(np.searchsorted(self._paces, sqrt(a * b)))
+            at = min(at, int(np.searchsorted(self._paces, self.costs.pace_s(search.answer.stages))))
         at = min(max(at, low + 1), high)
         return [(bound, low, at - 1, WIDTH, guess), (bound, at, high, WIDTH, guess)]
 
