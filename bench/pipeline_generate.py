@@ -142,6 +142,8 @@ def compare(folder: Path, name: str, runs: int) -> dict[str, Any]:
     for number in range(runs):
         note(f"run {number + 1} of {runs}")
         outcomes.append(run(plan, spec, setting, prompts))
+        stages = [(stage.host, stage.compute_s, stage.send_s) for stage in outcomes[-1].stages]
+        note(f"{steady(outcomes[-1]):.3f} tokens/s, {generated.tokens_s:.3f} predicted; compute and send s: {stages}")
     note("the tokens of the model in one piece")
     if setting.alike:
         enough = dict.fromkeys(hosts, 2 * sum(setting.mib.values()))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 
@@ -15,6 +15,7 @@ import torch
 from torch import nn
 
 from dovetail import InputError, pipeline
+from dovetail.pipeline.models import decoder
 from dovetail.pipeline.profile import decoder_times
 from dovetail.pipeline.profile.measure import Effort
 
@@ -66,6 +67,32 @@ def test_a_layer_takes_what_passes_until_the_next_begins(monkeypatch: pytest.Mon
     with decoder_times.LayerClock(blocks, torch.device("cpu")) as clock:
         assert clock.times(run) == [1.0, 2.0, 4.0, 8.0]
     run()  # nothing is noted any more: there are no more times
+
+
+def test_every_round_of_a_decode_has_a_length_of_its_own() -> None:
+    """As in a run: what a kernel prepares for one length must not count for all."""
+    seen: list[int] = []
+
+    class Part:
+        last_logits: ClassVar[dict[str, int]] = {}
+        takes_positions = True
+
+        def __call__(self, ids: Any, cache: Any, position_ids: Any = None) -> None:
+            if position_ids is not None:
+                seen.append(int(position_ids[0, 0]))
+                assert ids.tolist() == [[seen[-1]]]
+
+    step = decoder_times._stepper(Part(), torch.arange(6)[None])
+    for _ in range(7):
+        step()
+    assert seen == [5, 4, 3, 2, 1, 1, 1]
+
+
+def test_a_gpu_uses_no_attention_that_is_planned_for_every_length() -> None:
+    backends: Any = torch.backends.cuda
+    with decoder._attention(torch.device("cuda")):
+        assert not backends.cudnn_sdp_enabled()
+        assert backends.flash_sdp_enabled()
 
 
 @pytest.mark.parametrize(

@@ -9,12 +9,14 @@ from __future__ import annotations
 import copy
 import inspect
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
@@ -22,6 +24,9 @@ from dovetail.pipeline.models.graph_layers import flat
 
 if TYPE_CHECKING:
     from dovetail.pipeline.models.spec import Value
+
+
+_BACKENDS = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
 
 
 class UncuttableError(Exception):
@@ -109,7 +114,8 @@ class DecoderPart(nn.Module):
         options["input_ids" if self.is_first else "inputs_embeds"] = value
         self._entering = value
         try:
-            found = flat(self.model(**options), torch.Tensor)
+            with _attention(value.device):
+                found = flat(self.model(**options), torch.Tensor)
         except _Left as left:
             return left.hidden
         finally:
@@ -132,6 +138,11 @@ class DecoderPart(nn.Module):
 
     def _enter(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, Any]:
         return (self._entering, *args[1:]), kwargs
+
+
+def _attention(device: torch.device) -> AbstractContextManager[None]:
+    """On a GPU, any attention but cuDNN's: that makes a plan for every length of a context, so for every token."""
+    return sdpa_kernel(_BACKENDS) if device.type == "cuda" else nullcontext()
 
 
 class _Left(BaseException):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import statistics
 from collections.abc import Callable, Mapping, Sequence
-from itertools import pairwise
+from itertools import count, pairwise
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
@@ -161,20 +161,23 @@ def _reader(part: Any, ids: torch.Tensor) -> Callable[[], object]:
 
 
 def _stepper(part: Any, ids: torch.Tensor) -> Callable[[], object]:
-    """The last token of each of these contexts, with all before it in the cache."""
+    """A token of each of these contexts with all before it in the cache: the last, then the one before it, and so on.
+    In a run, too, every step has a length of its own, and kernels may have to be prepared for it."""
     import torch
 
     from dovetail.core.service.key_value_cache import SequenceCache
 
     past, cache = ids.shape[1] - 1, SequenceCache()
-    options = dict(part.last_logits)
-    if part.takes_positions:
-        options["position_ids"] = torch.full((len(ids), 1), past, device=ids.device)
     part(ids[:, :past], cache, **part.last_logits)
+    earlier = count()
 
     def step() -> object:
-        cache.back_to(past)
-        return part(ids[:, past:], cache, **options)
+        at = max(past - next(earlier), 1)
+        cache.back_to(at)
+        options = dict(part.last_logits)
+        if part.takes_positions:
+            options["position_ids"] = torch.full((len(ids), 1), at, device=ids.device)
+        return part(ids[:, at : at + 1], cache, **options)
 
     return step
 
