@@ -36,7 +36,6 @@ from dovetail.pipeline.live.results import LiveResult
 from dovetail.pipeline.models.load import load
 from dovetail.pipeline.models.spec import ModelSpec
 from dovetail.pipeline.plan import Plan
-from dovetail.pipeline.profile.measure import Effort
 
 SMALL: dict[str, Any] = {
     "architectures": ["LlamaForCausalLM"],
@@ -272,7 +271,7 @@ def measure(folder: Path, setting: Setting, host: str) -> list[dict[str, Any]]:
         device=settings.device or "cpu",
         threads=settings.threads,
         cores=settings.cores,
-        effort=Effort(least=7, seconds=0.1),
+        seconds=0.1,
     )
     scale = 1.0 if settings.share is None else slowdown(settings.share)
     for profile in found:

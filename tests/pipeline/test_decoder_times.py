@@ -15,9 +15,8 @@ import torch
 from torch import nn
 
 from dovetail import InputError, pipeline
+from dovetail.pipeline.language import decoder_times
 from dovetail.pipeline.models import decoder
-from dovetail.pipeline.profile import decoder_times
-from dovetail.pipeline.profile.measure import Effort
 
 CONFIGURATION: dict[str, Any] = {
     "architectures": ["LlamaForCausalLM"],
@@ -37,7 +36,7 @@ CONFIGURATION: dict[str, Any] = {
 def test_from_a_model_to_a_plan_of_generation(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(json.dumps(CONFIGURATION))
     found = pipeline.profile_generation(
-        f"hf:{tmp_path}", prompt=8, context=16, sequences=(1, 4), effort=Effort(0, 2, 2)
+        f"hf:{tmp_path}", prompt=8, context=16, sequences=(1, 4), warmup=0, repeats=2, seconds=0.001, calm_s=0
     )
     assert [(p["phase"], p["tokens"], p["batch_size"]) for p in found] == [
         ("prefill", 8, 1),

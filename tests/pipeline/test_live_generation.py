@@ -18,7 +18,7 @@ from dovetail.core.errors import InputError
 from dovetail.pipeline.live.decoding import DecodeStep, StageDecoder
 from dovetail.pipeline.live.generation import TokenStream
 from dovetail.pipeline.live.prompts import Prompts, end_tokens
-from dovetail.pipeline.live.sampling import Sampling
+from dovetail.pipeline.live.sampling import TokenSampling
 from dovetail.pipeline.models.load import load
 from dovetail.pipeline.models.spec import Chain, ModelSpec
 from dovetail.pipeline.plan import GenerationFigures
@@ -67,7 +67,7 @@ class PlainModel:
         self.chain: Chain = load(self.spec)
 
     def generate(
-        self, prompts: list[list[int]], tokens: int, dtype: str = "torch.float32", sampling: Sampling | None = None
+        self, prompts: list[list[int]], tokens: int, dtype: str = "torch.float32", sampling: TokenSampling | None = None
     ) -> list[list[int]]:
         whole = self.chain.decoder(1, LAYERS, dtype=dtype).model
         how: dict[str, Any] = {"do_sample": sampling is not None, "max_new_tokens": tokens}
@@ -110,7 +110,7 @@ class StageChain:
         cuts: list[int],
         dice: random.Random,
         dtype: str = "torch.float32",
-        sampling: Sampling | None = None,
+        sampling: TokenSampling | None = None,
     ) -> None:
         ends = [0, *cuts, LAYERS]
         self._parts = [model.chain.decoder(a + 1, b, dtype=dtype) for a, b in pairwise(ends)]
@@ -173,15 +173,17 @@ def test_whatever_is_replaced_when_no_token_changes(model: PlainModel) -> None:
 
 
 SAMPLINGS = [
-    Sampling(temperature=1.0, seed=4),
-    Sampling(temperature=0.7, top_k=20, seed=11),
-    Sampling(temperature=1.9, top_p=0.8),
-    Sampling(temperature=0.9, top_k=40, top_p=0.95, seed=2**40),
+    TokenSampling(temperature=1.0, seed=4),
+    TokenSampling(temperature=0.7, top_k=20, seed=11),
+    TokenSampling(temperature=1.9, top_p=0.8),
+    TokenSampling(temperature=0.9, top_k=40, top_p=0.95, seed=2**40),
 ]
 
 
 @pytest.mark.parametrize("sampling", SAMPLINGS)
-def test_drawn_tokens_are_those_of_the_plain_model_with_the_same_seed(model: PlainModel, sampling: Sampling) -> None:
+def test_drawn_tokens_are_those_of_the_plain_model_with_the_same_seed(
+    model: PlainModel, sampling: TokenSampling
+) -> None:
     """Also where layouts come and go, and sequences end early."""
     dice = random.Random(sampling.seed)
     whole = model.generate(PROMPTS, 11, sampling=sampling)
@@ -211,7 +213,7 @@ def test_drawn_tokens_are_those_of_the_plain_model_with_the_same_seed(model: Pla
 )
 def test_what_cannot_be_drawn_is_told(asked: tuple[float | None, int, float, int], message: str) -> None:
     with pytest.raises(InputError, match=message):
-        Sampling.given(*asked)
+        TokenSampling.given(*asked)
 
 
 @pytest.mark.parametrize("dtype", ["torch.bfloat16", "torch.float16", "torch.float64"])

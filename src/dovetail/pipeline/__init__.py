@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from dovetail.pipeline.export import Export, export
     from dovetail.pipeline.inputs.files import load
     from dovetail.pipeline.inputs.problem import DeviceClass, Pipeline
+    from dovetail.pipeline.language.decoder_times import profile_generation
     from dovetail.pipeline.language.plan import max_context, plan_generation
     from dovetail.pipeline.language.problem import GenerationProblem, load_generation
     from dovetail.pipeline.live.run import run
@@ -31,7 +32,6 @@ if TYPE_CHECKING:
     from dovetail.pipeline.planner import again
     from dovetail.pipeline.policies.base import plan
     from dovetail.pipeline.profile.convert import Conversion, convert
-    from dovetail.pipeline.profile.decoder_times import profile_generation
     from dovetail.pipeline.profile.link_test import LinkTest, link_test, serve_link
     from dovetail.pipeline.profile.measure import ProfileResult
     from dovetail.pipeline.profile.profile import profile
@@ -105,7 +105,7 @@ __getattr__, __dir__ = exports(
         "plan": "policies.base",
         "plan_generation": "language.plan",
         "profile": "profile.profile",
-        "profile_generation": "profile.decoder_times",
+        "profile_generation": "language.decoder_times",
         "read_plan": "plan",
         "run": "live.run",
         "serve_link": "profile.link_test",

@@ -107,7 +107,6 @@ def profile_generation(
         table or json.
     """
     from dovetail.pipeline import profile_generation as measure
-    from dovetail.pipeline.profile.measure import Effort
 
     check_writable(to)
     with progress("profiling", total=len(prompt) + len(context) * len(sequences)) as done:
@@ -124,7 +123,10 @@ def profile_generation(
             device=device,
             threads=threads,
             cores=whole_numbers("--cores", cores),
-            effort=Effort(warmup, repeats, max(200, repeats), seconds=seconds, calm_s=calm_s),
+            warmup=warmup,
+            repeats=repeats,
+            seconds=seconds,
+            calm_s=calm_s,
             to=to,
             device_type=device_type,
             memory_mb=memory_mb,

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from msgspec import Struct
 
-from dovetail.pipeline.live.sampling import Sampling, TokenSampler
+from dovetail.pipeline.live.sampling import TokenSampler, TokenSampling
 
 if TYPE_CHECKING:
     import torch
@@ -31,7 +31,7 @@ class DecodeStep(Struct, frozen=True, array_like=True):
 class StageDecoder:
     """The layers of one stage, and its part of the caches of all lanes. One thread calls it."""
 
-    def __init__(self, part: Any, device: str, sampling: Sampling | None = None) -> None:
+    def __init__(self, part: Any, device: str, sampling: TokenSampling | None = None) -> None:
         import torch
 
         self._sampler = TokenSampler(sampling) if sampling is not None and part.is_last else None

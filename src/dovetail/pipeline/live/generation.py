@@ -19,7 +19,7 @@ from msgspec import Struct, field
 from dovetail.pipeline.live.decoding import DecodeStep
 
 if TYPE_CHECKING:
-    from dovetail.pipeline.live.sampling import Sampling
+    from dovetail.pipeline.live.sampling import TokenSampling
     from dovetail.pipeline.models.spec import ModelSpec, Value
     from dovetail.pipeline.plan import Plan
 
@@ -88,7 +88,7 @@ class TokenStream:
         ends: frozenset[int],
         lanes: int,
         lane_size: int,
-        sampling: Sampling | None = None,
+        sampling: TokenSampling | None = None,
         take: Callable[[int, int], None] = lambda number, token: None,
     ) -> None:
         """`ends` are tokens that end a sequence; `take` is told of every token, by the number of its prompt. Tokens are

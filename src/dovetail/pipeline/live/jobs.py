@@ -9,7 +9,7 @@ from msgspec import Struct
 
 from dovetail.pipeline.inputs.problem import BYTES_PER_S
 from dovetail.pipeline.live.quantise import RAW
-from dovetail.pipeline.live.sampling import Sampling
+from dovetail.pipeline.live.sampling import TokenSampling
 from dovetail.pipeline.live.supervisor import Patience
 from dovetail.pipeline.live.wire import Address, Hop, StageJob
 from dovetail.pipeline.plan import Plan
@@ -40,7 +40,7 @@ class FedWork(Protocol):
     model: ModelSpec
     dtype: str
     decodes: bool  # they are steps of generation
-    sampling: Sampling | None  # how their tokens are drawn, if they are
+    sampling: TokenSampling | None  # how their tokens are drawn, if they are
 
     @property
     def total(self) -> int | None:
@@ -70,7 +70,7 @@ class MicrobatchStream:
     """Microbatches that do not depend on each other, as many as were asked for."""
 
     decodes = done = False
-    sampling: Sampling | None = None
+    sampling: TokenSampling | None = None
 
     def __init__(
         self,

@@ -25,7 +25,7 @@ from dovetail.pipeline.live.journal import RunJournal
 from dovetail.pipeline.live.local import LocalEngine, StageEngine
 from dovetail.pipeline.live.prompts import Prompts, end_tokens
 from dovetail.pipeline.live.results import LiveResult, ResultCounter, evaluate
-from dovetail.pipeline.live.sampling import Sampling
+from dovetail.pipeline.live.sampling import TokenSampling
 from dovetail.pipeline.live.supervisor import Patience
 from dovetail.pipeline.metrics import PipelineRun
 from dovetail.pipeline.models.load import load
@@ -144,7 +144,7 @@ def run(
     need_torch("running a pipeline")
     asked = checked({name: given[name] for name in _Asked.__struct_fields__}, _Asked)
     options, file = asked.options(), JournalFile(journal)
-    sampling = Sampling.given(temperature, top_k, top_p, sample_seed)
+    sampling = TokenSampling.given(temperature, top_k, top_p, sample_seed)
     paths = {name: as_path(given[name], name) for name in ("output", "rates_out") if given[name] is not None}
     read = [Path(each) for each in (plan, hosts, input, weights, generate) if isinstance(each, str | os.PathLike)]
     refuse_overwrite([*([file.path] if file.path else []), *paths.values()], read)
@@ -213,7 +213,7 @@ def run_plan(
     prompts: Prompts | None = None,
     max_new_tokens: int = 32,
     in_flight: int | None = None,
-    sampling: Sampling | None = None,
+    sampling: TokenSampling | None = None,
     take_token: Callable[[int, int], None] = lambda number, token: None,
     watch: Callable[[int], None] = lambda _: None,
     notice: Callable[[str], None] = lambda _: None,
@@ -298,7 +298,7 @@ def _token_stream(
     prompts: Prompts,
     max_new_tokens: int,
     lanes: int,
-    sampling: Sampling | None,
+    sampling: TokenSampling | None,
     take: Callable[[int, int], None],
 ) -> TokenStream:
     """What generation feeds, for a language model that is the plan's and can go on with these prompts."""

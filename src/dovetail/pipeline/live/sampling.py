@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 _LARGEST_SEED = 2**62
 
 
-class Sampling(Struct, frozen=True, kw_only=True):
+class TokenSampling(Struct, frozen=True, kw_only=True):
     """How to draw: from logits divided by a temperature, of the `top_k` most likely tokens (0: all), of these the most
     likely that together have a probability of `top_p`. The first prompt has this seed, the next ones those after it."""
 
@@ -30,7 +30,7 @@ class Sampling(Struct, frozen=True, kw_only=True):
     seed: int = 0
 
     @classmethod
-    def given(cls, temperature: float | None, top_k: int, top_p: float, seed: int) -> Sampling | None:
+    def given(cls, temperature: float | None, top_k: int, top_p: float, seed: int) -> TokenSampling | None:
         """What a user asks for; None without a temperature, which is to take the most likely token."""
         if temperature is None:
             if top_k or top_p != 1.0:
@@ -52,7 +52,7 @@ class Sampling(Struct, frozen=True, kw_only=True):
 class TokenSampler:
     """Draws tokens for the sequences of all lanes, in the last stage."""
 
-    def __init__(self, sampling: Sampling) -> None:
+    def __init__(self, sampling: TokenSampling) -> None:
         library: Any = importlib.import_module("transformers")
         self._warp: list[Any] = []
         if sampling.temperature != 1.0:

@@ -17,7 +17,7 @@ from msgspec import Struct
 
 from dovetail.pipeline.live.decoding import DecodeStep
 from dovetail.pipeline.live.quantise import TensorHead
-from dovetail.pipeline.live.sampling import Sampling
+from dovetail.pipeline.live.sampling import TokenSampling
 from dovetail.pipeline.models.spec import ModelSpec
 
 Address = tuple[str, int]
@@ -79,7 +79,7 @@ class StageJob(WireMessage, frozen=True, kw_only=True):
     budget_s: float | None = None  # of one microbatch on the link
     clip: bool = False
     decodes: bool = False  # microbatches are steps of generation
-    sampling: Sampling | None = None  # how tokens are drawn, if they are
+    sampling: TokenSampling | None = None  # how tokens are drawn, if they are
 
 
 class Ready(WireMessage, frozen=True):

@@ -34,6 +34,10 @@ class _Options(Struct):
     device: str
     threads: int | None
     cores: tuple[int, ...]
+    warmup: int
+    repeats: int
+    seconds: float
+    calm_s: float
     to: str | None
     device_type: str | None
     memory_mb: float | None
@@ -54,7 +58,10 @@ def profile_generation(
     device: str = "cpu",
     threads: int | None = None,
     cores: Sequence[int] = (),
-    effort: Effort | None = None,
+    warmup: int = 3,
+    repeats: int = 7,
+    seconds: float = 0.5,
+    calm_s: float = 5.0,
     to: str | os.PathLike[str] | None = None,
     device_type: str | None = None,
     memory_mb: float | None = None,
@@ -84,6 +91,7 @@ def profile_generation(
         _several("context", given.context, least=2),
     )
     place = check_device(device)
+    effort = Effort(warmup, repeats, max(200, repeats), seconds=seconds, calm_s=calm_s)
     kind = None if dtype is None else full_dtype(dtype)
     spec = model_spec(model, argument=argument, weights=weights, seed=seed)
     shape = _shape(spec, kind)
@@ -111,7 +119,7 @@ def profile_generation(
             def tell(done: float, number: int = number) -> None:
                 progress(number + min(done, 1.0))
 
-            times, busy = _rounds(part, place, chain.id_limit, profile, effort or Effort(), tell)
+            times, busy = _rounds(part, place, chain.id_limit, profile, effort, tell)
             profile["time_s"] = [float(f"{statistics.median(taken):.9g}") for taken in times]
             profile["device"] = device_name(device)
             if busy > BUSY:
