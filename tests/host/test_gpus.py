@@ -204,6 +204,8 @@ def test_gpus_from_python_and_from_the_command(tmp_path: Path, capsys: pytest.Ca
     words = ["host", "simulate", "--requests", str(file), "--cores", "8", "--format", "json", "--gpus", "a100:1:80g"]
     assert main(words) == 0
     assert json.loads(capsys.readouterr().out)["makespan_s"] == 20.0
+    assert main([*words[:-1], "l4:1"]) == 2
+    assert "found 'l4:1', expected a count (of 80 GiB each), or TYPE:COUNT:MEMORY" in capsys.readouterr().err
     assert main([*words[:-1], "a100:1:80x"]) == 2
     assert "gpus: found '80x', expected memory" in capsys.readouterr().err
 

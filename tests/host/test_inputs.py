@@ -73,6 +73,8 @@ def test_six_fields_brackets_blanks_and_our_seventh(tmp_path: Path) -> None:
         ("execution,0,a,2,1,0,5,1,20g,a100,6\n", ":1: found 11 fields"),
         ("execution,0,a,2,1,0,5,1,20x\n", ":1: gpu_mem: found '20x', expected memory as 20g"),
         ("execution,0,a,2,1,0,5,-1\n", ":1: gpus"),
+        ("execution,0,a,2,1,0,5,,20g\n", ":1: gpus: is missing"),
+        ("execution,0,a,2,1\nupdate,0,a,2,1,0,5,1\n", ":2: gpus: found 1 of an update"),
         ("execution,0,a,2,0\nexecutoin,1,a,2,0\n", ":2: type: found 'executoin'.*did you mean 'execution'"),
         ("execution,0,a,two,0\n", ":1: threads: found 'two'"),
         ("execution,0,a,0,0\n", ":1: threads: found '0'"),

@@ -13,6 +13,7 @@ import pytest
 
 from dovetail.cli import main
 from dovetail.core.errors import InputError, MissingExtraError
+from dovetail.host import connect, up
 from dovetail.host.check import check_journal
 from dovetail.host.gpus import GpuDevice
 from dovetail.host.live.executors import ProgramLaunch
@@ -52,6 +53,13 @@ def test_the_gpus_of_a_machine(machine: Path, monkeypatch: pytest.MonkeyPatch) -
     assert find_gpus() == ()
     with pytest.raises(MissingExtraError, match=r"dovetail\[gpu\]"):
         find_gpus([0])
+
+
+def test_a_gpu_is_named_once(machine: Path, tmp_path: Path) -> None:
+    with pytest.raises(InputError, match=r"gpus: found \[0, 0\], expected some of \[0, 1\], each once"):
+        find_gpus([0, 0])
+    with pytest.raises(InputError, match="gpus 0;1: expected numbers of GPUs, as 0,1, or none"):
+        up(tmp_path / "state", gpus="0;1")
 
 
 def test_who_asks_for_none_sees_none_unless_it_says_so() -> None:
@@ -112,6 +120,16 @@ def test_programs_have_their_gpus_through_a_kill(
         daemon.up(PYTHONPATH=PATHS)
         with pytest.raises(InputError, match="gpus: needs 3 GPUs, the machine has 2"):
             daemon.submit(*words, gpus=3)
+        told = [f"execution,0,a,1,0,0,,1,,{name}\n" for name in ("a100", "l4")]
+        for line, seen in zip(told, "01", strict=True):
+            (tmp_path / "requests.txt").write_text(line)
+            with connect(daemon.folder) as client:
+                (row,) = client.run(tmp_path / "requests.txt", command=["sh", "-c", "echo $CUDA_VISIBLE_DEVICES"])[
+                    "per_program"
+                ]
+            assert daemon.log(row["id"]) == f"{seen}\n"
+        with pytest.raises(InputError, match=r"cpu_quota: found nan, expected cores"), connect(daemon.folder) as client:
+            client.submit("true", cpu_quota=float("nan"))
         without = daemon.submit("sh", "-c", "echo sees $CUDA_VISIBLE_DEVICES")[0]
         until(lambda: daemon.states()[without] == "completed")
         (first,) = daemon.submit(*words, gpus=1, gpu_type="a100")

@@ -88,7 +88,7 @@ def test_torch_s_threads_and_workers_follow_the_cores(tmp_path: Path) -> None:
     ],
 )
 def test_a_program_ends_as_it_would_without(tmp_path: Path, words: tuple[str, ...], code: int, said: str) -> None:
-    (tmp_path / "train.py").write_text("raise SystemExit(7)")
+    (tmp_path / "train.py").write_text("import os; os.chdir('/'); open(__file__).close(); raise SystemExit(7)")
     command = [sys.executable, "-m", "dovetail.host.agent", "--", *words]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=PATIENCE_S)
     assert done.returncode == code

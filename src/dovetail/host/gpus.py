@@ -13,7 +13,7 @@ from dovetail.host.program import PAUSED, Ask, Program
 
 _MOST = 1024
 _UNITS = {"": 1, "m": 1, "mib": 1, "g": 1 << 10, "gib": 1 << 10, "t": 1 << 20, "tib": 1 << 20}
-_FORM = "expected a count, or TYPE:COUNT:MEMORY and so on, as a100:2:80g,l4:1:24g"
+_FORM = "expected a count (of 80 GiB each), or TYPE:COUNT:MEMORY and so on, as a100:2:80g,l4:1:24g"
 
 
 class GpuDevice(Struct, frozen=True, omit_defaults=True, repr_omit_defaults=True):
@@ -46,8 +46,8 @@ def parse_gpus(text: str) -> tuple[GpuDevice, ...]:
     found: list[GpuDevice] = []
     for item in text.split(","):
         words = [word.strip() for word in item.split(":")]
-        kind, count, memory = ("gpu", words[0], "80g") if len(words) == 1 else (*words, "80g")[:3]
-        if not kind or len(words) > 3 or not (count.isascii() and count.isdigit()) or int(count[:5]) > _MOST:
+        kind, count, memory = ("gpu", words[0], "80g") if len(words) == 1 else (*words, "", "")[:3]
+        if not kind or len(words) not in (1, 3) or not (count.isascii() and count.isdigit()) or int(count[:5]) > _MOST:
             raise InputError(f"gpus: found {item.strip()!r}, {_FORM}")
         found += [GpuDevice(kind, parse_mib(memory, "gpus"))] * int(count)
     return tuple(found)

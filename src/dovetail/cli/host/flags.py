@@ -36,7 +36,7 @@ class SchedulingFlags:
     max_cores
         The most cores of a program. By default max_resources_per_container for max_prop and efficient.
     gpus
-        The GPUs of the machine: a count, or TYPE:COUNT:MEMORY, as a100:2:80g,l4:1:24g.
+        The GPUs of the machine: a count (of 80 GiB each), or TYPE:COUNT:MEMORY, as a100:2:80g,l4:1:24g.
     profile
         clean, or legacy: the older scheduler's decisions exactly.
     """

@@ -48,4 +48,5 @@ def recommend(
     print_table(columns, [[row[column] for column in columns] for row in summary["rows"]])
     copies = f"{best.at_once} at once" if best.at_once > 1 else "one at a time"
     print(f"\n{copies}, {best.cores} core{'' if best.cores == 1 else 's'} each: {best.per_h:.4g} per hour")
-    print(f"dovetail host submit --cores {best.cores} --curve {found.alone.curve} -- {shlex.join(command)}")
+    named = f"--name {shlex.quote(name)} " if name else ""
+    print(f"dovetail host submit {named}--cores {best.cores} --curve {found.alone.curve} -- {shlex.join(command)}")

@@ -112,6 +112,10 @@ def _sequence(name: str | Path, told: Iterable[tuple[str, Request, float | None]
     started: set[str] = set()
     clock, passed = 0.0, 0.0
     for where, request, delay_s in told:
+        if (request.gpu_mem_mib or request.gpu_type) and not request.gpus:
+            raise InputError(f"{where}: gpus: is missing, expected some beside gpu_mem or gpu_type")
+        if request.gpus and request.kind == "update":
+            raise InputError(f"{where}: gpus: found {request.gpus} of an update, expected none: they are a start's")
         if request.kind == "execution":
             if request.id in started:
                 raise InputError(f"{where}: id: {request.id} is started twice")

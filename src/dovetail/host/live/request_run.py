@@ -47,6 +47,9 @@ def submit_requests(
                 env={"DOVETAIL_REQUEST": request.id},
                 priority=request.priority,
                 work=request.work or 0.0,
+                gpus=request.gpus,
+                gpu_mem=request.gpu_mem_mib,
+                gpu_type=request.gpu_type,
             )[0]
             continue
         try:

@@ -100,7 +100,7 @@ def _wish(given: DaemonSettings) -> RequestedSettings:
 
 
 def _numbers(given: str | Iterable[int]) -> list[int]:
-    return sorted(parse_cpus(given) if isinstance(given, str) else given)
+    return sorted([int(number) for number in given.split(",")] if isinstance(given, str) else given)
 
 
 def _absolute(value: Any) -> Any:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping, Sequence
 from datetime import datetime
+from math import isfinite
 from pathlib import Path
 from typing import Any, TypedDict
 
@@ -72,6 +73,9 @@ def changed_words(words: Mapping[str, Any]) -> dict[str, Any]:
         raise InputError("begin, delay: expected one of them")
     if "begin" in found:
         found["begin"] = moment(found["begin"])
+    quota = found.get("cpu_quota")
+    if isinstance(quota, float) and not isfinite(quota):  # which no line of JSON can tell
+        raise InputError(f"cpu_quota: found {quota}, expected cores, from 0.05")
     if "gpu_mem" in found:
         found["gpu_mem_mib"] = parse_mib(found.pop("gpu_mem"))
     if "delay" in found:

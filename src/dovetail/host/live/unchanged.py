@@ -106,5 +106,5 @@ def main(words: list[str]) -> int:
     if is_module:
         runpy.run_module(words[0], run_name="__main__", alter_sys=True)
     else:
-        runpy.run_path(words[0], run_name="__main__")
+        runpy.run_path(os.path.abspath(words[0]), run_name="__main__")
     return 0
