@@ -45,7 +45,7 @@ def test_one_page_shows_every_level(shown: Path, capsys: pytest.CaptureFixture[s
 
 
 def test_a_level_works_with_the_rates_of_the_one_below(shown: Path) -> None:
-    machine = levels.Machine([[256, 1e-4], [4096, 1.6e-3]], 2.56e6, 0.6)
+    machine = levels.Machine(2.56e6, 0.6)
     rates = levels.write_rates(machine, shown / "rates.json")
     assert {rate.device: (rate.rate / 2.56e6, rate.source) for rate in rates.rates.values()} == {
         "processor": (1.0, "measured"),
@@ -70,7 +70,7 @@ def test_the_host_gains_on_any_machine(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cores: int, two_cores: float
 ) -> None:
     monkeypatch.setattr(levels, "cores_here", lambda: cores)
-    machine = levels.Machine([[256, 1e-4]], 2.56e6, two_cores)
+    machine = levels.Machine(2.56e6, two_cores)
     assert levels.host(machine, levels.MeasuredChain(1.0, 1.0), tmp_path).saved > 0.1
 
 
@@ -78,6 +78,35 @@ def test_what_is_measured_makes_sense() -> None:
     machine = levels.measure()
     assert machine.items_s > 0
     assert 0.5 <= machine.two_cores <= 1.0
-    sizes, seconds = zip(*machine.points, strict=True)
-    assert [*sizes] == sorted(sizes)
-    assert [*seconds] == sorted(seconds)
+
+
+@pytest.mark.parametrize("items_s", [3e4, 9.39e6, 3e8])
+def test_the_gain_of_dispatch_is_what_the_stated_rates_allow(tmp_path: Path, items_s: float) -> None:
+    gain = levels.dispatch(levels.Machine(items_s, 0.6), tmp_path)
+    (share,) = re.findall(r"reach ([\d.]+) %", gain.sentence)
+    done = sum(read_journal(tmp_path / "dispatch_journal.jsonl").metrics["items"].values())
+    assert float(share) / 100 == pytest.approx(done / gain.ours_s / (6 * items_s), abs=6e-4)
+    assert gain.rule_s == pytest.approx(done / 3 / items_s, rel=1e-3)  # a third of the batch at the processor's rate
+    assert gain.saved == pytest.approx(1 - 1 / (2 * float(share) / 100), abs=2e-3)
+    assert 0.4 < gain.saved <= 0.5
+
+
+def test_one_that_was_stopped_can_be_begun_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def stopped(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    out = tmp_path / "out"
+    with monkeypatch.context() as patched:
+        patched.setattr(levels, "dispatch", stopped)
+        assert main(["demo", "--out", str(out)]) == 130
+    assert (out / "rates.json").exists()
+    assert "was stopped" in (out / "demo.html").read_text()
+    assert main(["demo", "--out", str(out)]) == 0
+    assert "was stopped" not in (out / "demo.html").read_text()
+
+
+def test_a_folder_of_somebody_else_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "system_config.yaml").write_text("mine")
+    assert main(["demo", "--out", str(tmp_path)]) == 2
+    assert "not of a demonstration" in capsys.readouterr().err
+    assert [path.name for path in tmp_path.iterdir()] == ["system_config.yaml"]

@@ -16,6 +16,7 @@ _LEAD = (
     "use today; below, Dovetail's, on the same work and the same scale of time. Grey is time spent on changing. "
     "All runs are simulated, and each journal was proven valid."
 )
+_UNDER_WAY = "<!doctype html><title>Dovetail</title><p>This demonstration is under way, or was stopped: run it again.\n"
 
 
 def demo(*, out: Path = Path("dovetail-demo"), format: Format = "table") -> int:
@@ -38,9 +39,11 @@ def demo(*, out: Path = Path("dovetail-demo"), format: Format = "table") -> int:
     from dovetail.cli.demo import levels
     from dovetail.report.gains import gains_page, picture
 
-    if out.is_dir() and any(out.iterdir()) and not (out / "demo.html").exists():
+    page = out / "demo.html"
+    if out.is_dir() and any(out.iterdir()) and not page.exists():
         raise InputError(f"--out {out}: holds files that are not of a demonstration; name another folder")
     make_folder(out)
+    atomic_write(page, _UNDER_WAY)  # first of all: it marks the folder as ours, also if the rest is never written
     with progress("running", 6) as done:
         machine = levels.measure()
         done(1)
@@ -53,7 +56,6 @@ def demo(*, out: Path = Path("dovetail-demo"), format: Format = "table") -> int:
         for count, level in enumerate((levels.workflow, levels.cluster, levels.host), start=4):
             gains.append(level(machine, chain, out))
             done(count)
-    page = out / "demo.html"
     atomic_write(page, gains_page(gains, "Dovetail: five levels, one chain of rates", _LEAD, opened=2))
     atomic_write(out / "workflow.svg", picture(gains[2]))
     _check(out)
