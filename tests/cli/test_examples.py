@@ -35,6 +35,12 @@ def test_files_of_the_user_are_kept(tmp_path: Path, capsys: pytest.CaptureFixtur
     assert main(["examples", "copy", str(tmp_path), "--force"]) == 0
     assert mine.read_text() != "mine"
     assert main(["examples", "copy", str(mine)]) == 2
+    mine.unlink()
+    mine.mkdir()
+    for force in ([], ["--force"]):
+        capsys.readouterr()
+        assert main(["examples", "copy", str(tmp_path), *force]) == 2
+        assert f"{mine}: is a folder; expected a file" in capsys.readouterr().err
 
 
 def test_the_list_and_what_the_wheel_holds(capsys: pytest.CaptureFixture[str]) -> None:

@@ -39,6 +39,8 @@ def copy(folder: Path = Path("examples"), /, *, force: Force = False, format: Fo
         raise InputError(f"{folder}: is a file; expected a folder")
     changed = [path for path, content in wanted.items() if not path.is_file() or path.read_bytes() != content]
     taken = [path for path in changed if path.exists()]
+    if folders := [path for path in taken if path.is_dir()]:
+        raise InputError(f"{folders[0]}: is a folder; expected a file, or nothing")
     if taken and not force:
         raise InputError(f"{taken[0]}: exists and differs from the example; --force writes over it")
     for path in changed:
