@@ -119,12 +119,15 @@ def test_json_for_programs(run: Path, capsys: pytest.CaptureFixture[str]) -> Non
 def test_the_default_is_the_log_of_the_baseline_or_else_the_newest(
     run: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    assert cli.main(["check"]) == 0
+    assert "journal run.jsonl" in capsys.readouterr().out
+    Path("run.jsonl").rename("run.kept")
     assert cli.main(["check"]) == 2
-    message = "error: no *_execution_log.json or *_journal.jsonl in this folder: name what to check\n"
+    message = "error: no *_execution_log.json and no journal *.jsonl in this folder: name what to check\n"
     assert capsys.readouterr().err == message
     for age, (given, name) in enumerate(
         (
-            ("run.jsonl", "new_journal.jsonl"),
+            ("run.kept", "new_journal.jsonl"),
             ("log.json", "old_execution_log.json"),
             ("log.json", "baseline_execution_log.json"),
         )

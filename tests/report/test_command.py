@@ -37,12 +37,19 @@ def test_without_a_name_the_newest_journal_is_drawn(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     assert cli.main(["report"]) == 2
-    assert "no *_journal.jsonl in this folder" in capsys.readouterr().err
+    assert "no journal *.jsonl in this folder: name one" in capsys.readouterr().err
     for age, name in ((0, "new_journal.jsonl"), (9, "old_journal.jsonl")):
         path = write(name.removesuffix(".jsonl")).rename(tmp_path / name)
         os.utime(path, (1e9 - age, 1e9 - age))
     assert cli.main(["report"]) == 0
     assert [path.name for path in tmp_path.glob("*.html")] == ["new_journal.html"]
+    assert capsys.readouterr().out.startswith("journal: new_journal.jsonl\n")
+    os.utime(write("newer").rename(tmp_path / "newer.jsonl"), (1e9 + 1, 1e9 + 1))  # a journal by its content
+    (tmp_path / "requests.jsonl").write_text('{"request_id": "a"}\n')
+    assert cli.main(["report"]) == 0
+    assert capsys.readouterr().out.startswith("journal: newer.jsonl\n")
+    assert cli.main(["report", "newer.jsonl"]) == 0
+    assert "journal: " not in capsys.readouterr().out
 
 
 def test_everything_at_once_as_json(write: Write, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -104,8 +111,10 @@ def test_nothing_is_written_on_bad_input(write: Write, tmp_path: Path, monkeypat
     other.write_bytes(path.read_bytes())
     with pytest.raises(InputError, match="is the same file as the input"):
         report(other)
-    monkeypatch.chdir(tmp_path)
-    with pytest.raises(InputError, match=r"no \*_journal.jsonl in this folder: name one"):
+    empty = tmp_path / "empty"
+    empty.mkdir()
+    monkeypatch.chdir(empty)
+    with pytest.raises(InputError, match=r"no journal \*.jsonl in this folder: name one"):
         report()
     with pytest.raises(InputError, match=r"ends in \.html"):
         report(path, out=tmp_path / "page.txt")
@@ -116,7 +125,7 @@ def test_nothing_is_written_on_bad_input(write: Write, tmp_path: Path, monkeypat
     monkeypatch.setitem(sys.modules, "matplotlib", None)
     with pytest.raises(MissingExtraError):
         report(path, out=tmp_path / "new.html", png=True)
-    assert sorted(p.name for p in tmp_path.iterdir()) == ["run.html", "run.jsonl"]
+    assert sorted(p.name for p in tmp_path.rglob("*")) == ["empty", "run.html", "run.jsonl"]
     assert other.read_bytes() == path.read_bytes()
 
 

@@ -41,7 +41,7 @@ def check(
     ----------
     log
         Journals, or execution logs: ours, or those of the older schedulers. By default baseline_execution_log.json or,
-        where there is none, the newest *_execution_log.json or *_journal.jsonl here.
+        where there is none, the newest *_execution_log.json or journal (*.jsonl) here.
     config
         The configuration it is a run of. An older log does not hold the GPUs, order and prices of its nodes.
     requests
@@ -73,9 +73,9 @@ def check(
 def _default() -> Path:
     if _BASELINE.is_file():
         return _BASELINE
-    found = newest("*_execution_log.json", "*_journal.jsonl")
+    found = newest("*_execution_log.json", "*.jsonl")
     if found is None:
-        raise InputError("no *_execution_log.json or *_journal.jsonl in this folder: name what to check")
+        raise InputError("no *_execution_log.json and no journal *.jsonl in this folder: name what to check")
     return found
 
 

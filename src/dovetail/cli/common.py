@@ -285,16 +285,23 @@ def whole_numbers(flag: str, text: str) -> tuple[int, ...]:
 
 
 def newest(*patterns: str) -> Path | None:
-    """The file in this folder that was written last, of those whose names match; None if there is none."""
-    found = [path for pattern in patterns for path in Path().glob(pattern) if path.is_file()]
-    return max(found, key=lambda path: (path.stat().st_mtime_ns, path.name), default=None)
+    """The file in this folder that was written last, of those whose names match; None if there is none.
+
+    JSON lines that neither are called a journal nor begin as one, such as requests, are passed over.
+    """
+    from dovetail.core.journal import is_journal
+
+    found = {path for pattern in patterns for path in Path().glob(pattern) if path.is_file()}
+    latest = sorted(found, key=lambda path: (path.stat().st_mtime_ns, path.name), reverse=True)
+    other = (".json", "_journal.jsonl")
+    return next((path for path in latest if path.name.endswith(other) or is_journal(path)), None)
 
 
-def newest_journal() -> Path:
+def newest_journal(pattern: str = "*.jsonl") -> Path:
     """The journal in this folder that was written last, for commands that were given none."""
-    journal = newest("*_journal.jsonl")
+    journal = newest(pattern)
     if journal is None:
-        raise InputError("no *_journal.jsonl in this folder: name one")
+        raise InputError(f"no journal {pattern} in this folder: name one")
     return journal
 
 

@@ -45,7 +45,7 @@ def report(
     Parameters
     ----------
     journals
-        Journals that `dovetail` wrote; by default the newest *_journal.jsonl here.
+        Journals that `dovetail` wrote; by default the newest here (*.jsonl), which is then named.
     out
         The page, or a folder for it. A name that ends in .png or .svg asks for that picture and no page. Without it:
         beside the first journal, under its name; comparison.html for several.
@@ -62,7 +62,7 @@ def report(
     format
         table for people, json for programs.
     """
-    journals = journals or (newest_journal(),)
+    named, journals = bool(journals), journals or (newest_journal(),)
     if png or svg or (out is not None and out.suffix.lower() in _PICTURES):
         from dovetail.report.static import require
 
@@ -77,6 +77,8 @@ def report(
     if format == "json":
         print_json(_as_json(journals, stories, plan))
     else:
+        if not named:
+            print(f"journal: {journals[0]}")
         _show(stories, plan)
     return 0
 

@@ -86,7 +86,7 @@ def export(
     from dovetail import read_journal
     from dovetail.workflow import measurements, write_logs
 
-    journal = journal or newest_journal()
+    journal = journal or newest_journal("*_journal.jsonl")
     read_journal(journal)  # what is wrong with it is said first
     outputs = [path for path in (log, executions, requests, rates) if path is not None]
     if not outputs:
