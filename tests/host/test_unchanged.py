@@ -84,12 +84,50 @@ def test_torch_s_threads_and_workers_follow_the_cores(tmp_path: Path) -> None:
         ((), 2, "expected a program: python -m dovetail.host.agent -- SCRIPT.py"),
         (("absent.py",), 2, "absent.py: there is no such script"),
         (("-m", "absent_module"), 1, "No module named absent_module"),
+        (("folder",), 1, "can't find '__main__' module in"),
         (("train.py",), 7, ""),
     ],
 )
 def test_a_program_ends_as_it_would_without(tmp_path: Path, words: tuple[str, ...], code: int, said: str) -> None:
     (tmp_path / "train.py").write_text("import os; os.chdir('/'); open(__file__).close(); raise SystemExit(7)")
+    (tmp_path / "folder").mkdir()
     command = [sys.executable, "-m", "dovetail.host.agent", "--", *words]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=PATIENCE_S)
     assert done.returncode == code
     assert said in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+LATE = """
+import atexit, os, pickle, sys, threading
+
+class Checkpoint:
+    pass
+
+def save():
+    assert pickle.loads(pickle.dumps(Checkpoint())).__class__ is Checkpoint
+    print("saved", sys.argv, open(__file__).readline() == "\\n")
+
+main_ends = threading.main_thread().join
+threading.Thread(target=lambda: (main_ends(), save())).start()
+atexit.register(save)
+os.chdir("/")
+raise SystemExit(3)
+"""
+
+
+@pytest.mark.parametrize("words", [("train.py", "-x"), ("-m", "train", "-x"), ("folder", "-x")])
+def test_what_a_program_does_at_its_end_is_as_without(tmp_path: Path, words: tuple[str, ...]) -> None:
+    (tmp_path / "folder").mkdir()
+    for name in ("train.py", "folder/__main__.py"):
+        (tmp_path / name).write_text(LATE)
+
+    def ended(*command: str) -> tuple[int, str, str]:
+        done = subprocess.run(
+            [sys.executable, *command], cwd=tmp_path, capture_output=True, text=True, timeout=PATIENCE_S
+        )
+        return done.returncode, done.stdout, done.stderr
+
+    found = ended("-m", "dovetail.host.agent", "--", *words)
+    assert found == ended(*words)
+    assert found[0] == 3 and found[1].count("saved") == 2

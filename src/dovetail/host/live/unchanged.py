@@ -8,13 +8,17 @@ worker processes of torch's DataLoaders follows at the next epoch. Nothing is lo
 from __future__ import annotations
 
 import _thread
+import builtins
 import ctypes
 import importlib
 import os
+import pkgutil
 import runpy
 import sys
 import threading
 import time
+import types
+from importlib.machinery import SourceFileLoader, SourcelessFileLoader
 from typing import Any
 
 from dovetail.host import agent
@@ -90,6 +94,9 @@ def _is_loaded(name: str) -> bool:
 
 def main(words: list[str]) -> int:
     """Run a program, as `python` would, under an agent."""
+    if words[:1] in (["-h"], ["--help"]):
+        print(_USAGE)
+        return 0
     words = words[1:] if words[:1] == ["--"] else words
     is_module = words[:1] == ["-m"]
     words = words[1:] if is_module else words
@@ -100,11 +107,31 @@ def main(words: list[str]) -> int:
         print(f"error: {words[0]}: there is no such script: {_USAGE}", file=sys.stderr)
         return 2
     sys.argv = words
-    sys.path[0] = os.getcwd() if is_module else os.path.dirname(os.path.abspath(words[0]))
     if os.environ.get(agent.FOLDER):
         Watcher(agent.current()).start()
-    if is_module:
-        runpy.run_module(words[0], run_name="__main__", alter_sys=True)
-    else:
-        runpy.run_path(os.path.abspath(words[0]), run_name="__main__")
+    _run(words[0], is_module)
     return 0
+
+
+def _run(name: str, is_module: bool) -> None:
+    """Run it as `__main__`, which it stays: its threads and what it does at exit find their classes there, to the end.
+
+    What `python` itself calls for `-m`, and for folders and archives, takes the `__main__` that is there, where
+    `runpy.run_module` and `run_path` put the one before back when the last line is done.
+    """
+    main = sys.modules["__main__"] = types.ModuleType("__main__")
+    run_as_main: Any = vars(runpy)["_run_module_as_main"]
+    path = os.path.abspath(name)
+    if is_module:
+        sys.path[0] = os.getcwd()
+        run_as_main(name)
+    elif pkgutil.get_importer(path) is not None:
+        sys.path[0] = path
+        run_as_main("__main__", False)
+    else:
+        sys.path[0] = os.path.dirname(os.path.realpath(path))
+        is_compiled = path.endswith(".pyc")
+        loader = (SourcelessFileLoader if is_compiled else SourceFileLoader)("__main__", path)
+        code = loader.get_code("__main__") if is_compiled else loader.source_to_code(loader.get_data(path), path)
+        vars(main).update(__file__=path, __cached__=None, __loader__=loader, __builtins__=builtins)
+        exec(code, vars(main))
