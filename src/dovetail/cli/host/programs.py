@@ -17,7 +17,7 @@ from dovetail.host import connect
 if TYPE_CHECKING:
     from dovetail.host import LiveProgram
 
-Ids = Annotated[tuple[str, ...], Parameter(negative=())]
+Ids = Annotated[tuple[str, ...], Parameter(consume_multiple=True, negative=())]
 
 
 def submit(
@@ -90,7 +90,7 @@ def submit(
     priority
         0 is the most urgent.
     after
-        Numbers of programs, or arrays, that must be completed before.
+        Numbers of programs, or arrays, that must be completed before: --after 4 7 -- COMMAND.
     array
         Submit so many; DOVETAIL_ARRAY_INDEX tells them apart.
     limit
