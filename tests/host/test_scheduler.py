@@ -184,8 +184,8 @@ def test_dependencies_wait_and_fail_together() -> None:
     assert whys(orders, Defer) == ["waits for a", "waits for b"]
     assert told(host.handle([Finished("a", "run")], 1.0)) == ["complete a", "start b 1"]
     orders = host.handle([Failed("b", "run", "exit code 1")], 2.0)
-    assert whys(orders, Reject) == ["failed: exit code 1", "waits for b, which failed"]
-    assert whys(host.handle([arrive("d", 1, after=["b"])], 3.0), Reject) == ["waits for b, which failed"]
+    assert whys(orders, Reject) == ["failed: exit code 1", "waits for b, which was not completed"]
+    assert whys(host.handle([arrive("d", 1, after=["b"])], 3.0), Reject) == ["waits for b, which was not completed"]
     assert whys(host.handle([arrive("e", 1, after=["zz"])], 3.0), Reject) == ["waits for zz, which is not known"]
 
 

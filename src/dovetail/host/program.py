@@ -69,6 +69,8 @@ class Ask(Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
             raise InputError(f"{job}: expected 0 or more gpus and a positive gpu_mem_mib, found {facts}")
         if ask.parallel is not None and (ask.parallel < 1 or not ask.group):
             raise InputError(f"{job}: parallel: expected a number from 1 on, and a group, found {facts}")
+        if not ask.begin_s < inf:
+            raise InputError(f"{job}: begin_s: found {ask.begin_s}, expected a time that comes")
         return ask
 
 

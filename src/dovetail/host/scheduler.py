@@ -148,7 +148,7 @@ class HostScheduler:
                 if other not in self._gone:
                     return f"waits for {other}, which is not known"
                 if other in ask.after:
-                    return f"waits for {other}, which failed"
+                    return f"waits for {other}, which was not completed"
         return ""
 
     def _never_fits(self, program: Program) -> str:
@@ -291,7 +291,7 @@ class HostScheduler:
             for program in [p for p in self.programs.values() if not lost.isdisjoint(p.ask.after)]:
                 failed = next(other for other in program.ask.after if other in lost)
                 del self.programs[program.id]
-                self._reject(program.id, f"waits for {failed}, which failed")
+                self._reject(program.id, f"waits for {failed}, which was not completed")
 
     def _stop_overdue(self, now: float) -> None:
         for program in list(self._running.values()):
@@ -393,7 +393,7 @@ class HostScheduler:
 
     def _start(self, program: Program, cores: int, free: set[int], now: float) -> None:
         why, run_s = self._why(program, cores), program.run_s(cores)
-        why += f", GPU {devices_text(program.gpus)}" if program.gpus else ""
+        why += f", GPU{'s' * (len(program.gpus) > 1)} {devices_text(program.gpus)}" if program.gpus else ""
         program.cores = choose(free, (), cores, program.had)
         program.since = program.turn_s = now
         program.rank = self.view.urgency(program)

@@ -75,7 +75,7 @@ def changed_words(words: Mapping[str, Any]) -> dict[str, Any]:
         found["begin"] = moment(found["begin"])
     quota = found.get("cpu_quota")
     if isinstance(quota, float) and not isfinite(quota):  # which no line of JSON can tell
-        raise InputError(f"cpu_quota: found {quota}, expected cores, from 0.05")
+        raise InputError(f"cpu_quota: found {quota}, expected cores, 0.05 to 4096")
     if "gpu_mem" in found:
         found["gpu_mem_mib"] = parse_mib(found.pop("gpu_mem"))
     if "delay" in found:
