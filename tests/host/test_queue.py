@@ -62,7 +62,9 @@ def test_the_exit_code_is_the_programs(daemon: Daemon, capfd: pytest.CaptureFixt
     assert main(["host", "submit", "--wait", "--array", "2", *state, "--", "true"]) == 0
     found = capfd.readouterr()
     assert (found.out, found.err) == ("1\nfirst\n3.0\n3.1\n", "2\n")
-    assert main(["host", "submit", "--wait", *state, "--after", "3.0", "3.1", "--after-any", "1", "2", "--", "true"]) == 0
+    assert (
+        main(["host", "submit", "--wait", *state, "--after", "3.0", "3.1", "--after-any", "1", "2", "--", "true"]) == 0
+    )
     assert main(["host", "submit", "--follow", "--array", "2", *state, "--", "true"]) == 2
 
 

@@ -189,6 +189,18 @@ def test_dependencies_wait_and_fail_together() -> None:
     assert whys(host.handle([arrive("e", 1, after=["zz"])], 3.0), Reject) == ["waits for zz, which is not known"]
 
 
+@pytest.mark.parametrize("begin_s", [float("nan"), float("inf")])
+def test_a_time_to_begin_must_come(begin_s: float) -> None:
+    (why,) = whys(scheduler().handle([arrive("a", 1, begin_s=begin_s)], 0.0), Reject)
+    assert f"begin_s: found {begin_s}, expected a time that comes" in why
+
+
+def test_a_start_names_its_gpus() -> None:
+    host = scheduler(gpus=[{"type": "a100", "memory_mib": 1024}] * 3)
+    orders = host.handle([arrive("a", 1, gpus=1), arrive("b", 1, gpus=2)], 0.0)
+    assert [why.rpartition(", ")[2] for why in whys(orders, Start)] == ["GPU 0", "GPUs 1-2"]
+
+
 def test_a_time_limit_counts_running_time_only() -> None:
     host = scheduler()
     assert told(host.handle([arrive("a", 8, 800.0, limit_s=10.0)], 0.0)) == ["start a 8", "wake 10"]

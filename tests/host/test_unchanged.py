@@ -130,4 +130,4 @@ def test_what_a_program_does_at_its_end_is_as_without(tmp_path: Path, words: tup
 
     found = ended("-m", "dovetail.host.agent", "--", *words)
     assert found == ended(*words)
-    assert found[0] == 3 and found[1].count("saved") == 2
+    assert (found[0], found[1].count("saved")) == (3, 2)

@@ -137,7 +137,12 @@ class Spec(Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown
             ("gpu_mem", self.gpu_mem_mib, self.gpu_mem_mib is None or self.gpu_mem_mib > 0, "memory, as 20g"),
             ("gpu_mem", self.gpu_mem_mib, self.gpu_mem_mib is None or self.gpus, "--gpus beside it"),
             ("gpu_type", self.gpu_type, not self.gpu_type or self.gpus, "--gpus beside it"),
-            ("cpu_quota", self.cpu_quota, self.cpu_quota is None or 0.05 <= self.cpu_quota <= 4096, "cores, 0.05 to 4096"),
+            (
+                "cpu_quota",
+                self.cpu_quota,
+                self.cpu_quota is None or 0.05 <= self.cpu_quota <= 4096,
+                "cores, 0.05 to 4096",
+            ),
             ("io_weight", self.io_weight, self.io_weight is None or 1 <= self.io_weight <= 10_000, "1 to 10000"),
             ("nice", self.nice, self.nice is None or -20 <= self.nice <= 19, "-20 to 19"),
             ("network", self.network, self.image or not self.network, "an image: a process has the machine's network"),

@@ -132,6 +132,6 @@ def _run(name: str, is_module: bool) -> None:
         sys.path[0] = os.path.dirname(os.path.realpath(path))
         is_compiled = path.endswith(".pyc")
         loader = (SourcelessFileLoader if is_compiled else SourceFileLoader)("__main__", path)
-        code = loader.get_code("__main__") if is_compiled else loader.source_to_code(loader.get_data(path), path)
+        code: Any = loader.get_code("__main__") if is_compiled else loader.source_to_code(loader.get_data(path), path)
         vars(main).update(__file__=path, __cached__=None, __loader__=loader, __builtins__=builtins)
         exec(code, vars(main))
