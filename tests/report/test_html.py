@@ -66,6 +66,8 @@ def test_the_page_shows_the_run_and_its_distance_from_the_bound(write: Write) ->
     assert "50 % above the bound, 6 s" in seen.text  # makespan 9 s, bound 6 s
     assert "70 % above the bound, 5 s" in seen.text  # mean 8.5 s, bound 5 s
     assert "no lower bound recorded" in seen.text
+    assert "Running\n" in seen.text
+    assert " set up: utilisation " in seen.text  # which counts both, here as everywhere
     assert "no such <workflow>" in seen.text
     assert "out of memory" in seen.text
 

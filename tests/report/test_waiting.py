@@ -68,6 +68,9 @@ def test_the_parts_sum_to_the_waiting_of_a_run(tmp_path: Path, seed: int) -> Non
         waited = {kind.kind: kind.wait_s for kind in story.kinds if kind.starts}
         assert {kind.kind: kind.total_s for kind in story.waits} == pytest.approx(waited)
         assert all(min(kind.running_s, kind.setup_s, kind.idle_s) >= 0 for kind in story.waits)
+        figures = story.figures
+        if not figures.preloads:  # those are of no task
+            assert sum(kind.setups for kind in story.kinds) == figures.switches + figures.loads
 
 
 def test_words(write: Any) -> None:

@@ -151,7 +151,8 @@ def collect(
     Beyond `max_bars` the bars are merged as `Shelf` describes, and `Story.left_out` says so.
     """
     if not (math.isfinite(from_s or 0.0) and math.isfinite(to_s or 0.0)):
-        raise InputError(f"the window from {from_s} s to {to_s} s is not between two instants")
+        name, found = ("end", to_s) if math.isfinite(from_s or 0.0) else ("begin", from_s)
+        raise InputError(f"the window cannot {name} at {found} s; expected a number of seconds")
     if to_s is not None and to_s <= (from_s or 0.0):
         raise InputError(f"the window ends at {to_s:g} s, but begins at {from_s or 0.0:g} s")
     reader = journal if isinstance(journal, Reader) else open_journal(journal)
@@ -264,7 +265,7 @@ class _Collector:
     def _use(self, bar: Bar, kind: KindFigures, width: float) -> None:
         kind.run_device_s += bar.run_s * width
         kind.setup_device_s += bar.setup_s * width
-        kind.setups += bar.setup_s > 0
+        kind.setups += bar.setup_s > 0 or (bar.replaces is not None and not self._by_round)
         if not self._by_round:
             self._waits.used(bar.devices, bar.start_s, bar.setup_end_s, bar.end_s)
         self._line.add(RUN, bar.start_s + bar.setup_s, bar.end_s, width)

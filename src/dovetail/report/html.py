@@ -125,14 +125,15 @@ def _use(story: Story) -> list[str]:
         told = f"{look.device_names(story)[busiest.id]}: {look.percent(busiest.utilisation)}, most" if busiest else ""
         pace = look.number(figures.completed / figures.makespan_s) if figures.makespan_s else "0"
         return [_figure("Utilisation", used, told), _figure("Throughput", f"{pace} /s", f"{words.jobs} per second")]
-    share = f"and {look.percent(figures.utilisation - look.running(story))} in {words.setups}"
+    set_up = look.percent(figures.utilisation - look.running(story))
+    share = f"and {set_up} set up: utilisation {look.percent(figures.utilisation)}"
     loads = f"{look.seconds(figures.switch_time_s)} spent; {figures.loads:,} first loads"
     if story.by_round:
         begun = sum(kind.starts for kind in story.kinds)
         paid = sum(kind.setups for kind in story.kinds)
         told = f"{paid:,} of them with a start or {words.setup}"
-        return [_figure("Utilisation", used, share), _figure(words.tasks.capitalize(), f"{begun:,}", told)]
-    return [_figure("Utilisation", used, share), _figure(words.setups.capitalize(), f"{figures.switches:,}", loads)]
+        return [_figure("Running", used, share), _figure(words.tasks.capitalize(), f"{begun:,}", told)]
+    return [_figure("Running", used, share), _figure(words.setups.capitalize(), f"{figures.switches:,}", loads)]
 
 
 def _figure(name: str, value: str, beside: str, meter: str = "") -> str:
@@ -175,7 +176,7 @@ def _comparison(stories: Sequence[Story], names: Sequence[str], places: Sequence
             row.append(Raw(f"{text} <small>{look.above(value, bound)}</small>"))
     curves = cumulative(names, [story.responses_s for story in stories], words.response)
     setups = [words.setups, f"{words.setup} time"] if words.setup and not words.claims else []
-    heads = ["utilisation", *setups, "completed", "rejected", "late"]
+    heads = ["running" if words.setup else "utilisation", *setups, "completed", "rejected", "late"]
     columns += [TableColumn(name, number=True) for name in heads]
     for row, story in zip(cells, stories, strict=True):
         f = story.figures
@@ -315,12 +316,13 @@ def _kinds(story: Story, colours: dict[str, str]) -> str:
         ]
         for kind in story.kinds
     ]
-    setups = [words.setup, words.setups] if words.setup else []
+    counted = words.setups if story.by_round else f"{words.setups} and first loads"
+    setups = [words.setup, counted] if words.setup else []
     heads = ["running", *setups, words.tasks, "mean wait", "longest wait"]
     columns = [TableColumn(words.kind, style="name"), TableColumn("", style="bar")]
     columns += [TableColumn(name, number=True) for name in heads]
-    counted = ", each of a group counted," if words.setup else ""
-    lead = f"Time on {words.devices}{counted} and the time from ready to start."
+    each = ", each of a group counted," if words.setup else ""
+    lead = f"Time on {words.devices}{each} and the time from ready to start."
     return card(words.kinds.capitalize(), table(columns, rows), lead)
 
 
