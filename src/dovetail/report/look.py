@@ -179,11 +179,13 @@ def number(value: float, digits: int = 4) -> str:
 
 
 def seconds(value: float, among: float = 0.0) -> str:
-    """In the unit that reads best for it, or for the largest that it stands among.
+    """In the unit that reads best for it, or for the largest that it stands among, beside which rounding errors are 0.
 
-    >>> seconds(0.01234), seconds(1234.5678), seconds(0), seconds(5400, among=200_000)
-    ('12.34 ms', '1,235 s', '0 s', '1.5 h')
+    >>> seconds(0.01234), seconds(1234.5678), seconds(0), seconds(5400, among=200_000), seconds(2.8e-14, among=60)
+    ('12.34 ms', '1,235 s', '0 s', '1.5 h', '0 s')
     """
+    if abs(value) < 1e-12 * among:
+        value = 0.0
     unit = unit_for(max(abs(value), among))
     return f"{number(value / unit.seconds)} {unit.name}"
 
@@ -194,6 +196,23 @@ def percent(share: float) -> str:
     ('12.3 %', '100 %', '0 %', '0 %')
     """
     return f"{share * 100:z.1f}".removesuffix(".0") + " %"
+
+
+def shares(parts: Sequence[float]) -> list[str]:
+    """Parts of a whole in percent, rounded so that they sum to 100: up where that is nearest.
+
+    >>> shares([0.8157, 0.1505, 0.0338]), shares([1, 1, 1]), shares([0.0, 0.0])
+    (['81.6 %', '15 %', '3.4 %'], ['33.4 %', '33.3 %', '33.3 %'], ['0 %', '0 %'])
+    """
+    whole = sum(parts)
+    if not whole > 0:
+        return [percent(0.0) for _ in parts]
+    exact = [1000 * part / whole for part in parts]
+    tenths = [math.floor(each) for each in exact]
+    nearest = sorted(range(len(parts)), key=lambda i: (tenths[i] - exact[i], i))
+    for i in nearest[: 1000 - sum(tenths)]:
+        tenths[i] += 1
+    return [percent(each / 1000) for each in tenths]
 
 
 def above(value: float, bound: float | None) -> str:

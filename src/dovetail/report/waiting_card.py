@@ -28,7 +28,7 @@ def said(kinds: Sequence[Waited], words: Words) -> str:
         most = kinds[0]
         on = f"'s {most.devices} {words.devices}" if most.devices > 1 else ""
         first += f", {look.percent(most.total_s / every.total_s)} of it for {most.kind}{on}"
-    ran, set_up, idle = (look.percent(s / every.total_s) for s in (every.running_s, every.setup_s, every.idle_s))
+    ran, set_up, idle = look.shares([every.running_s, every.setup_s, every.idle_s])
     did = (
         f"ran other work for {ran}, were in {words.setups} for {set_up} and"
         if words.setup
