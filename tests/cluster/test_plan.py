@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from itertools import product
 from pathlib import Path
 from random import Random
@@ -14,6 +15,7 @@ import pytest
 from dovetail import cli, cluster
 from dovetail.cluster.inputs.cluster_spec import parse_cluster
 from dovetail.cluster.inputs.scenario import outages
+from dovetail.cluster.sweeps.late_jobs import LateJob, late_sentences
 from dovetail.core.errors import InputError
 
 RATES = [
@@ -215,7 +217,7 @@ def test_more_servers_do_not_change_the_failures_of_others() -> None:
     [
         ({}, "give a limit: p95, p99, mean or makespan in seconds, percentile, or deadlines"),
         ({"p95": 0}, "p95 0: expected seconds, more than 0"),
-        ({"deadlines": 2}, "deadlines 2: expected a share, 0 to 1"),
+        ({"deadlines": 2}, "deadlines 2: expected a share, 0 or more, at most 1"),
         ({"deadlines": 0.1}, "deadlines: no job has one"),
         ({"percentile": {120: 5}}, "percentile 120: expected 0 to 100"),
         ({"p95": 5, "max_runs": 0}, "max_runs 0: expected 1 or more"),
@@ -312,3 +314,16 @@ def test_deadlines_that_nothing_keeps_are_named(tmp_path: Path, capsys: pytest.C
     assert late[0]["took_s"] >= late[0]["least_s"] > late[0]["due_s"]
     assert cli.main(["cluster", "simulate", "-c", "v100=2", "-t", str(trace)]) == 0
     assert "note: 1 deadline cannot be kept by any schedule: job 0" in capsys.readouterr().out
+    trace.write_text(trace.read_text().replace(f"{model},1,{steps},60", f"{model},4,{steps},60"))
+    assert cli.main([*words, "0"]) == 1
+    told = capsys.readouterr().out
+    assert told.startswith("missed <= 0.0 %: no plan")  # nothing was tried, and no head of a table says so
+    assert "(due after 60 s, needs 4 accelerators of a type, of which there are at most 2)" in told
+
+
+@pytest.mark.parametrize("by_s", [1000.0, 1.0, 0.25, 1e-3, 1e-6])
+def test_what_a_deadline_is_missed_by_can_be_seen(by_s: float) -> None:
+    late = LateJob(job=0, seed=0, due_s=7210.0 - by_s, least_s=7200.0, took_s=7210.0)
+    (sentence,) = late_sentences([late])
+    due, took = re.findall(r"(?:after|took) ([\d,.]+) s", sentence)
+    assert due != took

@@ -134,15 +134,17 @@ def _show(found: ClusterPlan, out: Path | None) -> None:
         counts = ", ".join(f"{count} {name}" for name, count in each.counts.items() if count) or "none"
         figures = [_figure(name, each.figures[name], each.plus_minus.get(name)) for name in found.targets]
         rows.append([counts, _money(each.cost), *figures, each.by, "the plan" if each is best else _keeps(each)])
-    print_table(["accelerators", "cost", *(_named(name) for name in found.targets), "by", "keeps it"], rows)
-    if hidden := sum(id(each) not in shown for each in found.tried):
-        print(f"({hidden} more were simulated; --format json has them)")
+    if rows:
+        print_table(["accelerators", "cost", *(_named(name) for name in found.targets), "by", "keeps it"], rows)
+        if hidden := sum(id(each) not in shown for each in found.tried):
+            print(f"({hidden} more were simulated; --format json has them)")
+        print()
     limits = " and ".join(f"{_named(name)} <= {_figure(name, limit)}" for name, limit in found.targets.items())
     if best is None:
-        print(f"\n{limits}: no plan ({found.reason})")
+        print(f"{limits}: no plan ({found.reason})")
     else:
         counts = ", ".join(f"{count} {name}" for name, count in best.counts.items() if count)
-        print(f"\n{limits}: {counts}, cost {_money(best.cost)} ({found.reason})")
+        print(f"{limits}: {counts}, cost {_money(best.cost)} ({found.reason})")
         print(_least(found))
         alone = ", ".join(f"{_named(name)} {_figure(name, value)}" for name, value in found.alone.items())
         print(f"If no job ever waited: {alone}.")

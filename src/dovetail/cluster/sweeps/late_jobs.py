@@ -16,8 +16,9 @@ _NAMED = 5  # jobs in a sentence
 
 class LateJob(Struct, kw_only=True):
     """A job that misses its deadline. `least_s` is what it takes at its best on all there may be, if it never waits: if
-    that is more than `due_s`, it is `impossible` with any number of accelerators. `took_s` is what it took, None if it
-    never ended or nothing was simulated."""
+    that is more than `due_s`, it is `impossible` with any number of accelerators. It is infinite where it cannot run:
+    it is of `width`, and of no type there may be more than `most`. `took_s` is what it took, None if it never ended or
+    nothing was simulated."""
 
     job: int
     name: str = ""
@@ -25,6 +26,8 @@ class LateJob(Struct, kw_only=True):
     due_s: float
     least_s: float
     impossible: bool = False
+    width: int = 1
+    most: int = 1
     took_s: float | None = None
 
 
@@ -43,6 +46,8 @@ def late_jobs(seed: int, jobs: MeasuredJobs, counts: Ints, took_s: Mapping[int, 
             due_s=float(jobs.due_s[i]),
             least_s=float(least_s[i]),
             impossible=bool(never[i]),
+            width=1 if jobs.elastic else int(jobs.width[i]),
+            most=int(counts.max(initial=0)),
             took_s=time_s if np.isfinite(time_s := taken.get(int(jobs.ids[i]), np.inf)) else None,
         )
         for i in late
@@ -65,6 +70,11 @@ def late_sentences(late: Sequence[LateJob]) -> list[str]:
     ...     print(sentence)
     1 deadline cannot be kept by any schedule: job 3 'lm' (due after 600 s, takes 1,250 s at its best)
     1 more is missed: job 5 (due after 90 s, took 95 s)
+    >>> wide = LateJob(job=3, seed=0, due_s=600, least_s=np.inf, impossible=True, width=8, most=4)
+    >>> for sentence in late_sentences([wide, LateJob(job=5, seed=0, due_s=89.999, least_s=40, took_s=90.0)]):
+    ...     print(sentence.partition(": ")[2])
+    job 3 (due after 600 s, needs 8 accelerators of a type, of which there are at most 4)
+    job 5 (due after 89.999 s, took 90.000 s)
     """
     hopeless = [each for each in late if each.impossible]
     others = [each for each in late if not each.impossible]
@@ -72,11 +82,11 @@ def late_sentences(late: Sequence[LateJob]) -> list[str]:
     if hopeless:
         found.append(
             f"{_deadlines(len(hopeless))} cannot be kept by any schedule: "
-            + _listed(hopeless, [f"takes {_seconds(each.least_s)} at its best" for each in hopeless])
+            + _listed(hopeless, [_hopeless(each) for each in hopeless])
         )
     if others:
         more = f"{len(others)} more {'is' if len(others) == 1 else 'are'}" if hopeless else _are(len(others))
-        took = ["" if each.took_s is None else f"took {_seconds(each.took_s)}" for each in others]
+        took = [_times(each.due_s, each.took_s, "took {}") for each in others]
         found.append(f"{more} missed: {_listed(others, took)}")
     return found
 
@@ -89,11 +99,25 @@ def _are(count: int) -> str:
     return f"{_deadlines(count)} {'is' if count == 1 else 'are'}"
 
 
-def _seconds(value: float) -> str:
-    return f"{value:,.0f} s" if np.isfinite(value) else "forever"
+def _hopeless(each: LateJob) -> str:
+    if np.isfinite(each.least_s):
+        return _times(each.due_s, each.least_s, "takes {} at its best")
+    if each.width > each.most:
+        more = f", needs {each.width:,} accelerators of a type, of which there are at most {each.most:,}"
+    else:
+        more = ", runs on no type here"
+    return _times(each.due_s) + more
 
 
-def _listed(late: Sequence[LateJob], more: Sequence[str]) -> str:
+def _times(due_s: float, took_s: float | None = None, more: str = "") -> str:
+    """What a job had and what it took, with as many digits as tell them apart."""
+    if took_s is None:
+        return f"due after {due_s:,.0f} s"
+    digits = next((n for n in range(9) if f"{due_s:.{n}f}" != f"{took_s:.{n}f}"), 9)
+    return f"due after {due_s:,.{digits}f} s, " + more.format(f"{took_s:,.{digits}f} s")
+
+
+def _listed(late: Sequence[LateJob], times: Sequence[str]) -> str:
     """The first few, by the time that they have too little of."""
     several = len({each.seed for each in late}) > 1
     order = sorted(range(len(late)), key=lambda i: (late[i].due_s - (late[i].took_s or late[i].least_s), late[i].job))
@@ -101,7 +125,7 @@ def _listed(late: Sequence[LateJob], more: Sequence[str]) -> str:
         f"job {late[i].job}"
         + (f" {late[i].name!r}" if late[i].name else "")
         + (f" of seed {late[i].seed}" if several else "")
-        + f" (due after {_seconds(late[i].due_s)}{', ' if more[i] else ''}{more[i]})"
+        + f" ({times[i]})"
         for i in order[:_NAMED]
     ]
     left = len(late) - len(told)

@@ -104,7 +104,7 @@ def _targets(named: Mapping[str, Any], percentile: Mapping[float, Any]) -> dict[
         raise InputError("give a limit: p95, p99, mean or makespan in seconds, percentile, or deadlines")
     for name, limit in targets.items():
         if name == "deadlines":
-            within(name, limit, "a share, 0 to 1", 0, 1, optional=False)
+            within(name, limit, "a share, 0 or more", 0, 1, optional=False)
         else:
             within(name, limit, "seconds, more than 0", 1e-9, 1e12, optional=False)
     return {name: float(limit) for name, limit in targets.items()}
