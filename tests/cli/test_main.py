@@ -127,6 +127,7 @@ def test_help_lists_every_verb_and_the_exit_codes(capsys: pytest.CaptureFixture[
     for command in cli.COMMANDS:
         assert command.verb in shown
     assert "Exit codes: 0 done" in shown
+    assert "130 stopped by Ctrl-C" in shown
 
 
 @pytest.mark.parametrize("command", cli.COMMANDS, ids=lambda command: command.verb)

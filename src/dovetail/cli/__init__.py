@@ -38,7 +38,8 @@ COMMANDS = (
 _EPILOGUE = """\
 --debug, given anywhere, shows the traceback of an error.
 
-Exit codes: 0 done; 1 failed, or the schedule is invalid; 2 bad input or usage; 3 finished, but some work was rejected.
+Exit codes: 0 done; 1 failed, or the schedule is invalid; 2 bad input or usage; 3 finished, but some work was rejected;
+130 stopped by Ctrl-C.
 """
 
 
