@@ -201,6 +201,27 @@ def test_a_start_names_its_gpus() -> None:
     assert [why.rpartition(", ")[2] for why in whys(orders, Start)] == ["GPU 0", "GPUs 1-2"]
 
 
+def test_a_less_urgent_one_of_a_full_group_gives_way() -> None:
+    host = scheduler(plan="priority", preemptive=True)
+    one: dict[str, Any] = {"group": "g", "parallel": 1}
+    assert told(host.handle([arrive("x", 1, priority=9), arrive("a", 1, priority=5, **one)], 0.0)) == [
+        "start a 1",
+        "start x 1",
+    ]
+    orders = host.handle([arrive("b", 1, priority=0, **one)], 1.0)
+    assert told(orders) == ["pause a", "start b 1", "defer a"]
+    assert whys(orders, Pause) == ["gives way to b, which is more urgent (ran 1 s)"]
+    assert told(host.handle([arrive("c", 1, priority=0, **one)], 2.0)) == ["defer c"]  # b is as urgent
+    assert told(host.handle([Finished("b", "run")], 3.0)) == ["complete b", "start c 1"]
+    assert told(host.handle([Finished("c", "run")], 4.0)) == ["complete c", "resume a 1"]
+
+
+def test_nobody_of_a_full_group_is_paused_in_vain() -> None:
+    host = scheduler(plan="priority", preemptive=True)
+    host.handle([arrive("y", 7, priority=0), arrive("a", 1, priority=5, group="g", parallel=1)], 0.0)
+    assert told(host.handle([arrive("b", 2, least=2, priority=0, group="g")], 1.0)) == ["defer b"]
+
+
 def test_a_time_limit_counts_running_time_only() -> None:
     host = scheduler()
     assert told(host.handle([arrive("a", 8, 800.0, limit_s=10.0)], 0.0)) == ["start a 8", "wake 10"]

@@ -52,7 +52,8 @@ class Admission:
         if view.options.first == "growth":
             view.widths = dict(assign.spread(view))
         for program in self._queue():
-            if full := view.lacks_place(program):  # it keeps nobody back: what it waits for is no core
+            full = view.lacks_place(program)
+            if full and not self._makes_place(program):  # it keeps nobody back: what it waits for is no core
                 self._tried.discard(program.id)  # if one of its group is paused, it is its turn again
                 if len(self.waits) < _NEAR:
                     self.waits[program.id] = ("group", full)
@@ -102,22 +103,42 @@ class Admission:
             return cores
         self.waits[program.id] = ("gpus", lacks) if lacks else ("cores", assign.refusal(program, view))
         victims = self._victims(program)
-        for other in victims:
-            self.pause(other, f"gives way to {program.id}, which is more urgent (ran {other.ran_s(view.now):.6g} s)")
+        self._give_way(program, victims)
         self._lacking = self._lacking or bool(lacks and not victims)
         return assign.take(program, view) if victims else 0
 
+    def _makes_place(self, program: Program) -> bool:
+        """Whether less urgent ones of its full group, and others if need be, are paused for a program."""
+        victims = [] if self.view.lacks_memory(program) else self._victims(program)
+        if victims and (self._blocked is None or self._may_overtake(program)):
+            self._give_way(program, victims)
+            return True
+        return False
+
+    def _give_way(self, program: Program, victims: list[Program]) -> None:
+        for other in victims:
+            ran_s = other.ran_s(self.view.now)
+            self.pause(other, f"gives way to {program.id}, which is more urgent (ran {ran_s:.6g} s)")
+
     def _victims(self, program: Program) -> list[Program]:
-        """Whom to pause so that a program can start; nobody if that does not suffice."""
-        view, assign, gpus = self.view, self._assign, self.view.gpus.copy()
+        """Whom to pause so that a program can start, first of its group if that is full; nobody if that does not do."""
+        others = [other for other in self._plan.may_pause(program, self.view) if other not in self.starts]
+        if not others:
+            return []
+        view, assign, gpus, group = self.view, self._assign, self.view.gpus.copy(), program.ask.group
         lack, victims = max(assign.lack(program, view), 0), []
-        for other in self._plan.may_pause(program, view):
-            if not lack and not gpus.lacks(program):
+        places = view.members[group] - view.limits[group] + 1 if view.lacks_place(program) else 0
+        if places:
+            others.sort(key=lambda other: other.ask.group != group)
+        for other in others:
+            if not lack and not places and not gpus.lacks(program):
                 break
-            if other not in self.starts and (gpus.pause(other) or lack):
+            is_place = places > 0 and other.ask.group == group
+            if gpus.pause(other) or lack or is_place:
                 victims.append(other)
                 lack = max(lack - assign.frees(other, view), 0)
-        return [] if lack or gpus.lacks(program) else victims
+                places -= is_place
+        return [] if lack or places or gpus.lacks(program) else victims
 
     # --- overtaking -------------------------------------------------------------------------------
 

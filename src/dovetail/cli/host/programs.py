@@ -98,7 +98,7 @@ def submit(
     grace
         Seconds between asking it to end and ending it.
     retries
-        How often to try again if it fails.
+        How often to try again if it fails; not if it reaches its limit.
     memory_mib
         Memory that it needs; its own also while it is paused.
     work
@@ -397,7 +397,7 @@ def edit(
     grace
         Seconds between asking it to end and ending it.
     retries
-        How often to try again if it fails.
+        How often to try again if it fails; not if it reaches its limit.
     memory_mib
         Memory that it needs.
     begin
