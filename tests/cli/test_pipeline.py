@@ -99,7 +99,7 @@ def test_other_methods_are_no_better(here: Path, capsys: pytest.CaptureFixture[s
         (("--objective", "energy"), 2, "needs watts_busy and watts_idle"),
         (("--first", "nobody"), 2, "'nobody' is not an available host"),
         (("--replicas", "0"), 2, "replicas: expected a positive number"),
-        (("--link-bits", "64"), 2, "--link-bits: expected widths from 1 to 32"),
+        (("--link-bits", "64"), 2, "--link-bits: expected 2 to 16, or 32 for values as they are; found [64]"),
         (("-b", "3"), 3, "no device has a profile of m for batch size 3 and torch.float32"),
         (("-b", "3"), 3, "(it has: torch.float32 with batch size 8, torch.float32 with batch size 1)"),
         (("-b", "0"), 2, "batch size: expected 1 or more, found 0"),

@@ -218,12 +218,16 @@ def test_the_commands(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None
         assert [row["state"] for row in rows] == ["completed", "completed", "failed"]
         assert "exit code 1" in user.types("explain", bad)
         assert [e["what"] for e in user.asks("explain", first)["past"]][:2] == ["arrived", "started"]
-        sleeper = user.types("submit", "--", "sleep", "1000").strip()
+        began = tmp_path / "began"
+        began.touch()
+        sleeper = user.types("submit", "--", "sh", "-c", f"echo >> {began}; exec sleep 1000").strip()
         for words in (("pause", sleeper), ("resume", sleeper), ("priority", sleeper, "2"), ("resize", sleeper, "1")):
             user.types(*words)
+        until(lambda: len(began.read_text()) == 1)
         user.types("requeue", sleeper)
+        until(lambda: len(began.read_text()) == 2)
         user.types("cancel", sleeper)
-        user.types("wait", sleeper, code=1)
+        user.types("wait", sleeper, code=143)
         assert sleeper not in user.types("top")
         assert "there is no program 99" in user.types("pause", "99", code=2)
         assert "expected numbers of programs" in user.types("cancel", code=2)
@@ -247,5 +251,7 @@ def test_the_commands(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None
         user.types("submit", "--", "sleep", "1000")
         assert "1 programs are left as they are" in user.types("down")
         user.types("up")
-        assert [row["state"] for row in user.asks("list")] == ["running"]
+        states = [row["state"] for row in user.asks("list")]
+        assert (states[-1], states.count("running")) == ("running", 1)
+        assert "completed" in states  # what ended lately is listed too
         user.types("down", "--cancel")

@@ -7,6 +7,8 @@ import random
 import socket
 import sqlite3
 import stat
+import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -267,6 +269,27 @@ def test_a_daemon_whose_folder_is_gone_ends_and_leaves_its_successor_alone(tmp_p
         assert first._process.wait(PATIENCE_S) == 0
         assert "was removed or replaced" in (tmp_path / "elsewhere" / "daemon.log").read_text()
         assert second.rows() == {}
+
+
+_GONE_AT_ONCE = """
+import sys
+from dovetail.host.live import daemon, service
+
+def tidy(self):
+    self.folder.rename(self.folder.with_name("elsewhere"))
+    list((self.folder / "runs").iterdir())
+
+service.Service._tidy = tidy
+sys.exit(daemon.main(sys.argv[1:]))
+"""
+
+
+def test_a_daemon_whose_folder_goes_while_it_starts_says_so(tmp_path: Path) -> None:
+    (tmp_path / "state").mkdir()
+    words = [sys.executable, "-c", _GONE_AT_ONCE, str(tmp_path / "state"), "{}"]
+    found = subprocess.run(words, capture_output=True, text=True, timeout=PATIENCE_S, check=False)
+    assert (found.returncode, found.stdout) == (0, "")
+    assert found.stderr == f"{tmp_path}/state was removed or replaced; the daemon ends\n"
 
 
 def test_steps_that_another_version_decided_are_told(tmp_path: Path) -> None:

@@ -430,7 +430,7 @@ def test_the_command_plans_over_time_and_its_file_runs(tmp_path: Path, monkeypat
     Path("c.json").write_text(json.dumps(CONFIG))
     Path("r.json").write_text(json.dumps({"requests": day(6)}))
     files = ["--config", "c.json", "--requests", "r.json"]
-    plan = ["workflow", "plan", *files, "--p99", "40", "--every-s", "100", "--scale-up-s", "20"]
+    plan = ["workflow", "plan", *files, "--mode", "online", "--p99", "40", "--every-s", "100", "--scale-up-s", "20"]
     assert main([*plan, "--out", "day.yaml"]) == 0
     told = capsys.readouterr().out
     assert "% saved" in told
@@ -442,12 +442,14 @@ def test_the_command_plans_over_time_and_its_file_runs(tmp_path: Path, monkeypat
     assert json.loads(capsys.readouterr().out)["gpu_hours"] == answer["gpu_hours"]
     for more, message in (
         (["--gpus-over-time", "day.yaml"], "is what a plan finds; leave it out"),
-        (["--mode", "offline"], "--every-s: needs --mode online"),
         (["--out", "c.json"], "is the same file as the input"),
     ):
         assert main([*plan, *more]) == 2
         assert message in capsys.readouterr().err
-    assert main([*plan[:8], "--out", "x.yaml"]) == 2
+    offline = [word for word in plan if word not in ("--mode", "online")]
+    assert main(offline) == 2
+    assert "--every-s: needs --mode online" in capsys.readouterr().err
+    assert main([*plan[: plan.index("--every-s")], "--out", "x.yaml"]) == 2
     assert "--out: needs --every-s" in capsys.readouterr().err
     Path("c.json").write_text(json.dumps(CONFIG | {"gpus_over_time": {"steps": [[0, 1]]}}))
     assert main(plan) == 2

@@ -90,6 +90,7 @@ def fewest_gpus_over_time(
         config,
         requests,
         **limits,
+        mode="online",
         policy=policy,
         options=options,
         seed=seed,

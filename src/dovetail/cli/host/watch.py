@@ -87,7 +87,11 @@ def list_(*, all: Flag = False, format: Format = "table", state: Path | None = N
     rows = rows if all else _lately(rows)
     if format == "json":
         print_json(rows)
-        return
+    else:
+        _print(rows, about)
+
+
+def _print(rows: Sequence[LiveProgram], about: DaemonInfo) -> None:
     print_table(_COLUMNS, map(_cells, rows))
     for gpu in about.gpus:
         print(_gpu_line(gpu))
@@ -110,7 +114,8 @@ def top_(*, every: float = 1.0, once: Flag = False, state: Path | None = None) -
         Folder of the daemon's state.
     """
     if once or not sys.stdout.isatty():
-        list_(state=state)
+        with connect(state) as client:
+            _print(client.list(), client.about())
         return
     from rich.live import Live
 

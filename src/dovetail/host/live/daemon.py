@@ -120,6 +120,9 @@ def run(folder: Path, wish: RequestedSettings) -> None:
         talking.start()
         try:
             service.run()
+        except Exception:  # whatever cannot be read or written in a folder that is not there
+            if not service.is_gone():
+                raise
         finally:
             server.shutdown()
             server.server_close()

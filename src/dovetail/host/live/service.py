@@ -170,12 +170,18 @@ class Service:
             if left.name not in keep:
                 shutil.rmtree(left, ignore_errors=True)
 
+    def is_gone(self) -> bool:
+        """Whether the folder is ours no more, which is told."""
+        if _identity(self.folder) == self._identity:
+            return False
+        with suppress(OSError):
+            print(f"{self.folder} was removed or replaced; the daemon ends", file=sys.stderr, flush=True)
+        return True
+
     def _sample(self) -> None:
         """Every second: what programs use, and whether the folder is still ours."""
         while not self._closing.wait(_SAMPLE_EVERY_S):
-            if _identity(self.folder) != self._identity:
-                with suppress(OSError):
-                    print(f"{self.folder} was removed or replaced; the daemon ends", file=sys.stderr, flush=True)
+            if self.is_gone():
                 self.close()
                 return
             with self._lock:
