@@ -15,6 +15,7 @@ from dovetail.core.errors import InputError
 from dovetail.host import Client, connect
 from dovetail.host.check import check_journal
 from dovetail.host.live.log_rotation import rotate
+from dovetail.host.live.specs import Spec
 from tests.host.live import Daemon, until
 from tests.host.test_daemon import JUMPS
 
@@ -215,3 +216,19 @@ def test_many_are_cancelled_at_once_and_share_an_environment(client: Client) -> 
     assert (client.folder / "state.db-wal").stat().st_size < 500 * size
     client.cancel(1)
     assert set(states(client).values()) == {"cancelled"}
+
+
+@pytest.mark.parametrize(
+    ("spec", "message"),
+    [
+        (Spec(command=("true",), cwd="/", group="g", parallel=0), "parallel: found 0, expected 1 or more"),
+        (Spec(command=("true",), cwd="/", parallel=2), "parallel: found 2, expected a group"),
+        (
+            Spec(command=("true",), cwd="/", gpu_pause="release"),
+            "gpu_pause: found 'release', expected --gpus beside it",
+        ),
+    ],
+)
+def test_what_cannot_be_meant_is_refused(spec: Spec, message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        spec.check(cores=2)

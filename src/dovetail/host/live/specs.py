@@ -137,6 +137,7 @@ class Spec(Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown
             ("gpu_mem", self.gpu_mem_mib, self.gpu_mem_mib is None or self.gpu_mem_mib > 0, "memory, as 20g"),
             ("gpu_mem", self.gpu_mem_mib, self.gpu_mem_mib is None or self.gpus, "--gpus beside it"),
             ("gpu_type", self.gpu_type, not self.gpu_type or self.gpus, "--gpus beside it"),
+            ("gpu_pause", self.gpu_pause, self.gpu_pause == "hold" or self.gpus, "--gpus beside it"),
             (
                 "cpu_quota",
                 self.cpu_quota,
@@ -148,7 +149,7 @@ class Spec(Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown
             ("network", self.network, self.image or not self.network, "an image: a process has the machine's network"),
             ("cwd", self.cwd, self.image or os.path.isdir(self.cwd), "a folder"),
             ("delay_s", self.delay_s, 0 <= self.delay_s < float("inf"), "seconds"),
-            ("parallel", self.parallel, (self.parallel or 1) >= 1, "1 or more"),
+            ("parallel", self.parallel, self.parallel is None or self.parallel >= 1, "1 or more"),
             ("parallel", self.parallel, self.parallel is None or self.group, "a group"),
             ("stdin", self.stdin, not self.stdin or os.path.isfile(self.stdin), "a file"),
             ("log_mib", self.log_mib, self.log_mib is None or self.log_mib >= 1, "MiB"),
