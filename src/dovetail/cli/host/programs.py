@@ -325,7 +325,7 @@ def clean(*program: str, completed: Flag = False, state: Path | None = None) -> 
     """
     with connect(state) as client:
         gone = client.clean(*program, completed=completed)
-    print(f"{len(gone)} programs forgotten")
+    print(f"Forgotten: {len(gone)}")
 
 
 def group(name: str, *, parallel: int | None = None, state: Path | None = None) -> None:
