@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import random
 import signal
 import subprocess
 import sys
@@ -28,6 +29,19 @@ def serve(module: str, folder: Path, die_at: int) -> subprocess.CompletedProcess
         check=False,
         timeout=PATIENCE_S,
     )
+
+
+def killed_often(module: str, folder: Path, seed: int, times: int) -> str:
+    """Serve again and again, each time killed at another write, then to the end; gives what is printed there."""
+    chance = random.Random(seed)
+    for _ in range(times):
+        died = serve(module, folder, chance.randrange(1, 60))
+        if died.returncode == 0:
+            break
+        assert died.returncode == -signal.SIGKILL, died.stderr
+    ended = serve(module, folder, 0)
+    assert ended.returncode == 0, ended.stderr
+    return ended.stdout
 
 
 def die_at(n: int, *writes: tuple[type, str]) -> None:

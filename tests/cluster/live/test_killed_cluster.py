@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import random
-import signal
 from collections import Counter
 from pathlib import Path
 
@@ -15,22 +13,16 @@ from dovetail.core.journal import Reader
 from dovetail.core.replay import replay_journal
 from dovetail.journals import check_journal
 from tests.cluster.live.killed_cluster import JOBS
-from tests.killed import serve
+from tests.killed import killed_often
 
 MODULE = "tests.cluster.live.killed_cluster"
 
 
 @pytest.mark.parametrize("seed", [1, 2])
 def test_a_service_that_is_killed_goes_on_where_it_was(tmp_path: Path, seed: int) -> None:
-    chance = random.Random(seed)
-    for _ in range(6):
-        died = serve(MODULE, tmp_path, chance.randrange(1, 60))
-        if died.returncode == 0:
-            break
-        assert died.returncode == -signal.SIGKILL, died.stderr
-    ended = serve(MODULE, tmp_path, 0)
-    assert ended.returncode == 0, ended.stderr
-    found, log = msgspec.json.decode(ended.stdout, type=tuple[dict[str, tuple[int, str, float]], str])
+    found, log = msgspec.json.decode(
+        killed_often(MODULE, tmp_path, seed, times=6), type=tuple[dict[str, tuple[int, str, float]], str]
+    )
     assert {key: (state, done) for key, (_, state, done) in found.items()} == {
         key: ("completed", float(job["steps"])) for key, job in JOBS.items()
     }

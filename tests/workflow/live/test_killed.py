@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import random
 import signal
 from collections import Counter
 from pathlib import Path
@@ -14,7 +13,7 @@ from dovetail.core.events import Complete, Finished, Reject
 from dovetail.core.journal import Reader
 from dovetail.core.replay import replay_journal
 from dovetail.journals import check_journal
-from tests.killed import serve
+from tests.killed import killed_often, serve
 from tests.workflow.live.killed import EXPECTED
 
 MODULE = "tests.workflow.live.killed"
@@ -22,15 +21,9 @@ MODULE = "tests.workflow.live.killed"
 
 @pytest.mark.parametrize("seed", [1, 2])
 def test_a_service_that_is_killed_goes_on_where_it_was(tmp_path: Path, seed: int) -> None:
-    chance = random.Random(seed)
-    for _ in range(5):
-        died = serve(MODULE, tmp_path, chance.randrange(1, 60))
-        if died.returncode == 0:
-            break
-        assert died.returncode == -signal.SIGKILL, died.stderr
-    ended = serve(MODULE, tmp_path, 0)
-    assert ended.returncode == 0, ended.stderr
-    found = msgspec.json.decode(ended.stdout, type=dict[str, tuple[str, str, dict[str, str]]])
+    found = msgspec.json.decode(
+        killed_often(MODULE, tmp_path, seed, times=5), type=dict[str, tuple[str, str, dict[str, str]]]
+    )
     assert {key: (state, answer) for key, (_, state, answer) in found.items()} == {
         key: ("completed", {"text": text}) for key, text in EXPECTED.items()
     }
