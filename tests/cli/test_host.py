@@ -184,6 +184,12 @@ def test_a_users_own_defaults_are_taken_unless_the_command_line_says_otherwise(
     config.write_text("[host.simulate\n")
     assert main(["host", "simulate", "--requests", str(requests)]) == 2
     assert f"{config}:1: not TOML" in capsys.readouterr().err
+    config.write_text("[host.simulat]\ncores = 2\n")
+    assert main(["host", "simulate", "--requests", str(requests)]) == 2
+    assert "host.simulat: there is no command of this name; did you mean 'simulate'?" in capsys.readouterr().err
+    config.unlink()
+    assert main(["host", "simulate", "--requests", str(requests)]) == 2
+    assert str(config) in capsys.readouterr().err
 
 
 def test_a_unit_for_systemd_is_written_and_removed(

@@ -120,5 +120,9 @@ COMMANDS = (
     ),
 )
 
-app = App(name="host", help="Co-schedule programs on the cores of one machine.", config=UserDefaults())
+app = App(
+    name="host",
+    help="Co-schedule programs on the cores of one machine.",
+    config=UserDefaults("host", (command.verb for command in COMMANDS)),
+)
 register(app, COMMANDS)
