@@ -83,6 +83,7 @@ def test_the_combinations_are_the_product(matrix: dict[str, list[int]]) -> None:
         ([{"name": "a{n}", "matrix": {"n": [1]}, "exclude": [{"m": 1}]}], "exclude.0: m is not in the matrix"),
         ([{"name": "a", "after": ["bb"]}, {"name": "b"}], "a: after: there is no job bb"),
         ([{"name": "a", "after": ["b"]}, {"name": "b", "after_any": ["a"]}], "a, b wait for each other"),
+        ([{"name": "a", "command": "echo 'x"}], "jobs.0.command: found .*expected words as a shell reads them"),
         ([], "expected at least one job"),
         ([{"name": "a", "matrix": {c: list(range(100)) for c in "xyz"}}], "found 1000000 combinations"),
     ],

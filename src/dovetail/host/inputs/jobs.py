@@ -160,25 +160,30 @@ def _combinations(doc: Document, i: int, job: ProgramJob) -> list[ProgramJob]:
             raise doc.error(
                 ("jobs", i, "exclude", place), f"{name} is not in the matrix{did_you_mean(name, job.matrix)}"
             )
+    try:
+        words = shlex.split(job.command) if isinstance(job.command, str) else job.command
+    except ValueError as error:
+        raise doc.error(
+            ("jobs", i, "command"), f"found {job.command!r}, expected words as a shell reads them: {error}"
+        ) from None
     made = []
     for values in product(*job.matrix.values()):
         chosen = dict(zip(job.matrix, values, strict=True))
         if not any(out.items() <= chosen.items() for out in job.exclude):
-            made.append(_filled(job, chosen))
+            made.append(_filled(job, words, chosen))
     return made
 
 
-def _filled(job: ProgramJob, chosen: Mapping[str, Scalar]) -> ProgramJob:
+def _filled(job: ProgramJob, words: Sequence[str], chosen: Mapping[str, Scalar]) -> ProgramJob:
     """A job with the values of one combination in the places that name them; other braces stay."""
 
     def fill(text: str) -> str:
         return _PLACE.sub(lambda m: _text(chosen[m[1]]) if m[1] in chosen else m[0], text)
 
-    command = shlex.split(job.command) if isinstance(job.command, str) else job.command
     return msgspec.structs.replace(
         job,
         name=fill(job.name),
-        command=tuple(fill(word) for word in command),
+        command=tuple(fill(word) for word in words),
         cwd=None if job.cwd is None else fill(job.cwd),
         env={name: fill(_text(value)) for name, value in job.env.items()},
         stdin=None if job.stdin is None else fill(job.stdin),
