@@ -62,7 +62,8 @@ def test_the_exit_code_is_the_programs(daemon: Daemon, capfd: pytest.CaptureFixt
     assert main(["host", "wait", "1", *state]) == 7
     assert main(["host", "submit", "--wait", "--array", "2", *state, "--", "true"]) == 0
     found = capfd.readouterr()
-    assert (found.out, found.err) == ("1\nfirst\n3.0\n3.1\n", "2\n")
+    seven = "1 sh: failed: exit code 7\n"
+    assert (found.out, found.err) == ("1\nfirst\n3.0\n3.1\n", f"{seven}2\n2 sh: failed: signal 9\n{seven}")
     assert (
         main(["host", "submit", "--wait", *state, "--after", "3.0", "3.1", "--after-any", "1", "2", "--", "true"]) == 0
     )
@@ -123,9 +124,20 @@ def test_a_key_is_one_program(client: Client) -> None:
     assert client.submit("true", key="night", array=2) == first
     with pytest.raises(InputError, match=r"key night: program 1\.0 has it, and runs \['true'\]"):
         client.submit("false", key="night")
+    with pytest.raises(InputError, match=r"key night: found 3 programs, expected the 2 that have it, from 1\.0 on"):
+        client.submit("true", key="night", array=3)
+    three = [{"name": name, "command": "true"} for name in "abc"]
+    client.submit_jobs({"jobs": three}, key="day")
+    with pytest.raises(InputError, match="found 2 programs, expected the 3"):
+        client.submit_jobs({"jobs": three[:2]}, key="day")
     client.wait()
     client.clean()
-    assert client.submit("true", key="night") == ["2"]
+    assert client.submit("true", key="night") == ["5"]
+
+
+def test_more_memory_than_there_is_is_refused(client: Client) -> None:
+    with pytest.raises(InputError, match=r"memory_mib: found 99999999, expected 1 to \d+, which is what there is"):
+        client.submit("true", memory_mib=99_999_999)
 
 
 def test_input_output_and_errors_are_where_they_should_be(client: Client, tmp_path: Path) -> None:

@@ -70,7 +70,7 @@ class HostOptions(Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_
     profile: Profile = "clean"
 
     def __post_init__(self) -> None:
-        for name in ("quantum_s", "age_step_s", "min_cores", "max_cores", "efficiency"):
+        for name in ("quantum_s", "age_step_s", "min_cores", "max_cores", "efficiency", "memory_mib"):
             value = getattr(self, name)
             if value is not None and not 0 < value < float("inf"):
                 raise InputError(f"{name}: expected a positive number, found {value}")

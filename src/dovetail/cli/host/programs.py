@@ -12,6 +12,7 @@ from cyclopts import Parameter
 
 from dovetail.cli.common import Flag, Pairs
 from dovetail.core.errors import InputError
+from dovetail.core.output import printable
 from dovetail.host import connect
 
 if TYPE_CHECKING:
@@ -233,8 +234,12 @@ def submit_jobs(
 
 
 def exit_status(ended: Sequence[LiveProgram]) -> int:
-    """The exit code for several programs: that of the first that was not completed."""
-    return next((row.exit_status for row in ended if row.state != "completed"), 0)
+    """The exit code for several programs: that of the first that was not completed, of which it is told."""
+    first = next((row for row in ended if row.state != "completed"), None)
+    if first is None:
+        return 0
+    print(printable(f"{first.id} {first.name}: {first.state}: {first.exit or first.why}"), file=sys.stderr)
+    return first.exit_status
 
 
 def _variables(given: list[str] | None) -> dict[str, str]:

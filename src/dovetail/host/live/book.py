@@ -105,12 +105,17 @@ class ProgramBook:
             self._store.put(ENVIRONMENT, name, spec.env)
         self._store.put(KIND, job, replace(spec, env={}, env_name=name))
 
-    def same(self, key: str, specs: Sequence[Spec]) -> list[str]:
+    def same(self, key: str, specs: Sequence[Spec], array: int | None = None) -> list[str]:
         """The programs that were submitted with this key; a key means one thing only."""
         jobs = self._by_key.get(key, []) if key else []
-        for job, spec in zip(jobs, specs, strict=False):
+        for job, spec in zip(jobs, specs, strict=False):  # those of an array are alike
             if spec.command_place() != (found := self.specs[job]).command_place():
                 raise InputError(f"key {key}: program {job} has it, and runs {list(found.command) or found.image}")
+        asked = len(specs) if array is None else array
+        if jobs and len(jobs) != asked:
+            raise InputError(
+                f"key {key}: found {asked} programs, expected the {len(jobs)} that have it, from {jobs[0]} on"
+            )
         return jobs
 
     def forget(self, jobs: Iterable[str]) -> None:

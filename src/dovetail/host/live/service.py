@@ -206,7 +206,7 @@ class Service:
             self._executors.get(image).reach(image)  # if there is no engine or no image, say so now
         now, wall = self.now(), time.time()
         with self._lock:
-            if jobs := self._book.same(key, specs):
+            if jobs := self._book.same(key, specs, array):
                 return jobs
             added = self._book.add([spec.at(now, wall) for spec in specs], array)
             self._inbox.extend([each.arrival(job, self.setup.cores) for job, each in added.items()])
@@ -215,6 +215,9 @@ class Service:
     def _check(self, spec: Spec) -> None:
         """Refuse what can never run here."""
         spec.check(self.setup.cores)
+        there = self.setup.policies.memory_mib
+        if spec.memory_mib is not None and there is not None and spec.memory_mib > there:
+            raise InputError(f"memory_mib: found {spec.memory_mib}, expected 1 to {there}, which is what there is")
         if never := never_fits(self.setup.policies.gpus, spec.ask(self.setup.cores)):
             raise InputError(f"gpus: {never}")
         limits = [name for name in LIMITS if getattr(spec, name) is not None]
@@ -346,7 +349,7 @@ class Service:
             id=job,
             name=self._book.specs[job].title,
             state=_state(row),
-            why=row.why,
+            why=_by_the_clock(row, self._book.specs[job].begin_s - now),
             cores=int(row.asks["cores"]),
             desired=len(row.devices),
             priority=int(row.asks["priority"]),
@@ -434,6 +437,13 @@ class Service:
 def _state(row: ProgramStatus) -> State:
     """In a user's words: what can never run here is refused when it is submitted, so what is rejected has failed."""
     return row.status if row.status != "rejected" else "cancelled" if row.cancelled else "failed"
+
+
+def _by_the_clock(row: ProgramStatus, begins_in_s: float) -> str:
+    """Why it waits or how it ended; the scheduler knows no time of day."""
+    if row.status != "waiting" or begins_in_s <= 0:
+        return row.why
+    return f"begins at {time.strftime('%Y-%m-%d %H:%M:%S', time.localtime(time.time() + begins_in_s))} at the earliest"
 
 
 def _identity(folder: Path) -> tuple[int, int] | None:
