@@ -13,6 +13,7 @@ import pytest
 
 from dovetail import cli, cluster
 from dovetail.cluster.inputs.analytic import analytic
+from dovetail.cluster.inputs.throughputs import reference_type
 from dovetail.cluster.inputs.traces import JobTrace, detect, read_trace
 from dovetail.cluster.inputs.workload import Job
 from dovetail.core.errors import InputError
@@ -69,6 +70,23 @@ def test_sacct(tmp_path: Path) -> None:
     assert second.steps == pytest.approx(86400 * _rate(_bare(second.model), 1, "v100"))
     assert third.steps == pytest.approx(420 * 3 / 7 * _rate(third.model, 1, "a100"))  # three sevenths of one
     assert any("TIMEOUT 1, CANCELLED 1" in note for note in found.notes)
+
+
+def test_a_job_over_several_servers_did_as_much_as_it_does_there(tmp_path: Path) -> None:
+    line = "100|wide|nlp|COMPLETED|2024-11-13T08:00:00|2024-11-13T09:00:00|2024-11-13T10:00:00|01:00:00||cpu=8,gres/gpu{}=4,node=2|gres/gpu=4"
+    known = analytic(HERE)
+    for kind, on in ((":v100", "v100"), ("", reference_type(known))):
+        (job,) = _read(tmp_path, SACCT.splitlines()[0] + "\n" + line.format(kind) + "\n").jobs
+        assert job.steps == pytest.approx(3600 * known.spread[known.index()[job.model, 4], known.types.index(on)])
+
+
+def test_a_type_that_is_asked_for_and_not_here_is_noted(tmp_path: Path) -> None:
+    line = "100|x|nlp|COMPLETED|2024-11-13T08:00:00|2024-11-13T09:00:00|2024-11-13T10:00:00|01:00:00||gres/gpu:h100=1|gres/gpu:h100=1"
+    found = _read(tmp_path, SACCT.splitlines()[0] + "\n" + line + "\n")
+    (job,) = found.jobs
+    assert " on " not in job.model
+    assert job.steps == pytest.approx(3600 * _rate(job.model, 1, "h100"))
+    assert found.dropped == {"wishes for GPU types that are not known here": 1}
 
 
 def test_the_table_that_sacct_prints_without_options_for_parsing(tmp_path: Path) -> None:

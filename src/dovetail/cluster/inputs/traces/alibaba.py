@@ -47,10 +47,7 @@ def _only_on(reading: TraceReading, row: CsvRow, model: str, width: int) -> str:
         return model
     names = wanted.split("|")
     types = {name.lower() for name in names} | {OTHER_NAMES[name] for name in names if name in OTHER_NAMES}
-    restricted = reading.mapper.restrict(model, width, types)
-    if not restricted:
-        reading.leave_out("wishes for GPU types that are not known here")
-    return restricted or model
+    return reading.only_on(model, width, types)
 
 
 FORMATS = (

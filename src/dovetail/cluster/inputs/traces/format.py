@@ -51,6 +51,13 @@ class TraceReading:
         self.skipped.append(why)
         self.leave_out("rows that could not be read")
 
+    def only_on(self, model: str, width: int, types: Iterable[str]) -> str:
+        """The model as one that runs on these types alone; as it was, which is noted, if none of them is here."""
+        restricted = self.mapper.restrict(model, width, types)
+        if not restricted:
+            self.leave_out("wishes for GPU types that are not known here")
+        return restricted or model
+
     def leave_out(self, what: str) -> None:
         self.left_out.append((what, self.count))
 
@@ -69,20 +76,21 @@ class TraceReading:
         entity: str = "",
         name: str = "",
         ran_on: str = "",
+        spread: bool = False,
         phases: tuple[tuple[float, str], ...] = (),
         start: TrainingStart | None = None,
     ) -> Job:
         """A job of this row: steps are told from its duration, or the other way round; `slack` is due in durations.
 
-        With `ran_on` the duration is on that type, else on the reference type."""
-        rate = 0.0
+        With `ran_on` the duration is on that type, else on the reference type; with `spread` over several servers."""
+        rate, ran_on = 0.0, ran_on or (self.mapper.reference if spread else "")
         if self.mapper.ready or steps is None or slack is not None:
             try:
                 rate = self.mapper.rate(model, width)
             except InputError as error:
                 raise row.error("", str(error)) from None
             if ran_on and steps is None and duration_s is not None:
-                steps, duration_s = duration_s * self.mapper.rate_on(model, width, ran_on), None
+                steps, duration_s = duration_s * self.mapper.rate_on(model, width, ran_on, spread), None
                 if not steps:
                     raise row.error("", f"{model} at width {width} does not run on {ran_on}")
                 self.ran_on[ran_on] += 1

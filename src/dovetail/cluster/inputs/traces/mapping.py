@@ -123,14 +123,16 @@ class Mapper:
         here, more = self._given, self.everywhere
         return () if here is None or more is None else tuple(dict.fromkeys((*here.types, *more.types)))
 
-    def rate_on(self, model: str, width: int, on: str) -> float:
-        """Steps per second on a type that is known, here or elsewhere; models are those of `rate`."""
+    def rate_on(self, model: str, width: int, on: str, spread: bool = False) -> float:
+        """Steps per second on a type that is known, here or elsewhere, in one server or over several; models are those
+        of `rate`."""
         assert self._given is not None
         assert self.everywhere is not None
         self.rate(model, width)
         source = self._given if on in self._given.types else self.everywhere
         plain = self._plain.get(model, (model, ()))[0]
-        return float(rates_at(source, plain, width)[0][source.types.index(on)])
+        alone, over_several = (float(rates[source.types.index(on)]) for rates in rates_at(source, plain, width))
+        return over_several or alone if spread else alone
 
     def rate(self, model: str, width: int) -> float:
         """Steps per second on the reference type, perhaps 0. An error says what is wrong; the row knows where."""

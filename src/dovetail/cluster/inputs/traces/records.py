@@ -51,6 +51,7 @@ class JobRecord:
     wants: tuple[str, ...] = ()
     share: float = 1.0  # of an accelerator
     ended: str = ""
+    spread: bool = False  # over several servers
 
     def error(self, column: str, message: str) -> InputError:
         return InputError(f"{self.place}: {column + ': ' if column else ''}{message}")
@@ -116,10 +117,8 @@ def _job(reading: TraceReading, record: JobRecord) -> Job | None:
     types = [known for wanted in wants if wanted and (known := known_type(wanted, mapper.types))]
     ran_on = known_type(record.ran_on, mapper.types) or (types[0] if len(types) == 1 else "")
     steps = record.number("steps", map["steps"]) if "steps" in map else None
-    if types:
-        model = mapper.restrict(model, width, types)
-    elif any(wants):
-        reading.leave_out("wishes for GPU types that are not known here")
+    if any(wants):
+        model = reading.only_on(model, width, types)
     if record.ended:
         reading.ended[record.ended] += 1
     return reading.job(
@@ -130,6 +129,7 @@ def _job(reading: TraceReading, record: JobRecord) -> Job | None:
         steps=steps,
         duration_s=None if steps is not None else record.ran_s * record.share,
         ran_on=ran_on,
+        spread=record.spread,
         weight=(record.number("weight", map["weight"]) if "weight" in map else None) or 1.0,
         due_s=record.number("due_s", map["due_s"]) if "due_s" in map else None,
         entity=record.mapped("entity", map["entity"]) if "entity" in map else record.entity,

@@ -21,6 +21,7 @@ from dovetail.core.files import open_bytes
 
 ASK = "sacct -a -X -P -o JobID,JobName,Account,State,Submit,Start,End,Elapsed,AllocTRES,ReqTRES"
 _GPU = re.compile(r"(?:gres/|gres:|PER_NODE:)?gpu(?::([^:=,()]+))??(?:[:=](\d+))?(?:\([^)]*\))?")
+_NODES = re.compile(r"\bnode=(\d+)")
 _SLICE = re.compile(r"(\d)g\.\d+gb")  # part of an accelerator, in sevenths
 _NOTHING = ("", "unknown", "none", "n/a", "(null)", "none assigned")
 _OPEN = ("RUNNING", "SUSPENDED", "COMPLETING", "RESIZING", "STOPPED", "SIGNALING", "STAGE_OUT")
@@ -70,6 +71,7 @@ def _record(row: CsvRow) -> JobRecord | str:
         wants=_wanted(row),
         share=gpus.share,
         ended="" if state in ("", "COMPLETED") else state,
+        spread=_nodes(row) > 1,
     )
 
 
@@ -113,6 +115,12 @@ def _time_s(row: CsvRow, column: str) -> float | None:
     return (found if found.tzinfo else found.replace(tzinfo=UTC)).timestamp()
 
 
+def _nodes(row: CsvRow) -> int:
+    """How many servers it had, as far as it is told."""
+    told = _NODES.search(row.text("alloctres", ""))
+    return int(told[1]) if told else max(row.whole("allocnodes", row.whole("nnodes", 1), least=0), 1)
+
+
 class _Gpus(NamedTuple):
     number: int | None = None
     type: str = ""
@@ -127,8 +135,7 @@ def _gpus(row: CsvRow) -> _Gpus:
             continue
         if text.endswith("+"):
             raise row.error(column, f"expected all of it, found {text!r}, cut short (-P, or -o {column}%120)")
-        nodes = row.whole("allocnodes", row.whole("nnodes", 1), least=0) if column.endswith("gres") else 1
-        return _parsed(text, max(nodes, 1))
+        return _parsed(text, _nodes(row) if column.endswith("gres") else 1)
     known = [column for column in _ACCELERATORS if column in row.columns]
     return _Gpus(number=0 if known else None)
 
