@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from math import isfinite
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -133,7 +134,8 @@ def _show(found: ClusterPlan, out: Path | None) -> None:
     for each in sorted(shown.values(), key=lambda each: (found.value(each), each.accelerators)):
         counts = ", ".join(f"{count} {name}" for name, count in each.counts.items() if count) or "none"
         figures = [_figure(name, each.figures[name], each.plus_minus.get(name)) for name in found.targets]
-        rows.append([counts, _money(each.cost), *figures, each.by, "the plan" if each is best else _keeps(each)])
+        cost = _money(each.cost) if all(map(isfinite, each.figures.values())) else "-"
+        rows.append([counts, cost, *figures, each.by, "the plan" if each is best else _keeps(each)])
     if rows:
         print_table(["accelerators", "cost", *(_named(name) for name in found.targets), "by", "keeps it"], rows)
         if hidden := sum(id(each) not in shown for each in found.tried):
@@ -149,7 +151,7 @@ def _show(found: ClusterPlan, out: Path | None) -> None:
         alone = ", ".join(f"{_named(name)} {_figure(name, value)}" for name, value in found.alone.items())
         print(f"If no job ever waited: {alone}.")
         if found.exact:
-            print(f"{found.runs} plans were simulated; all that could be better were simulated or ruled out.")
+            print(f"Simulated plans: {found.runs}; all that could be better were simulated or ruled out.")
     for sentence in found.late_in_words():
         print(f"{sentence}.")
     for note in found.notes:
