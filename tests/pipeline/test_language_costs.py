@@ -59,8 +59,36 @@ def test_few_tokens_read_few_experts() -> None:
 def test_memory_is_weights_and_the_cache_of_all_requests() -> None:
     model = language_model(LLAMA3_8B)
     memory = layer_bytes(model, Precision(weight_bits=4, cache_dtype="torch.int8"), 8192, 3)
-    assert memory[0] == 128256 * 4096 / 2
+    assert memory[0] == 128256 * 4096 * 2  # only blocks are quantised
     assert memory[1] == model.blocks[0].all_weights / 2 + 3 * 8192 * 2048
+
+
+@pytest.mark.parametrize(
+    ("quantised", "bits"),
+    [
+        ({"quant_method": "awq", "bits": 4, "group_size": 128}, 4),
+        ({"quant_method": "bitsandbytes", "load_in_8bit": True}, 8),
+        ({"quant_method": "fp8", "activation_scheme": "dynamic"}, 8),
+    ],
+)
+def test_a_quantised_model_has_the_bits_that_it_says(quantised: dict[str, Any], bits: int) -> None:
+    config = LLAMA3_8B | {"quantization_config": quantised}
+    assert language_model(config).weight_bits == bits
+    assert language_model(config, weight_bits=6).weight_bits == 6
+    with pytest.raises(InputError, match="quantization_config: how many bits"):
+        language_model(config | {"quantization_config": {"quant_method": "other"}})
+
+
+def test_of_a_model_with_pictures_the_language_model_counts() -> None:
+    text = next(config for config in CONFIGS if config["model_type"] == "gemma3_text")
+    inside = {"model_type": "gemma3", "text_config": text, "vision_config": {"hidden_size": 1152}}
+    assert language_model(inside, name="m") == language_model(text, name="m")
+    with pytest.raises(InputError, match=r"text_config.hidden_size: expected a whole number"):
+        language_model(inside | {"text_config": text | {"hidden_size": "wide"}})
+    with pytest.raises(
+        InputError, match=r"text_config.model_type: 'other' is not a language model known here; known: "
+    ):
+        language_model(inside | {"text_config": {"model_type": "other"}})
 
 
 @pytest.mark.parametrize("config", [CONFIGS[0], CONFIGS[9], CONFIGS[12]], ids=lambda config: config["model_type"])

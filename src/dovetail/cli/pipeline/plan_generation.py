@@ -72,7 +72,8 @@ def plan_generation(
     dtype
         Of weights and values, where it is not the configuration's.
     weight_bits
-        Bits of a weight, where they are fewer than the dtype has: 8 or 4 for a quantised model.
+        Bits of a block's weight, where they are fewer than the dtype has: 8 or 4 for a quantised model. By default what
+        the configuration's quantization_config says.
     cache_dtype
         Dtype of keys and values; the model's by default.
     tensor_parallel

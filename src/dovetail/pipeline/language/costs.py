@@ -64,12 +64,13 @@ ALONE = Ring(1, inf)
 
 
 class Precision(Struct, frozen=True, kw_only=True):
-    """Bits of a weight (0: of the dtype) and the dtype of keys and values ("": the model's)."""
+    """Bits of a block's weight (0: of the dtype) and the dtype of keys and values ("": the model's). Embedding and
+    head are in the model's dtype: what quantises models leaves them so."""
 
     weight_bits: float = 0
     cache_dtype: str = ""
 
-    def weight_bytes(self, model: LanguageModel, weights: float) -> float:
+    def block_bytes(self, model: LanguageModel, weights: float) -> float:
         return weights * (self.weight_bits or DTYPE_BITS[model.dtype]) / 8
 
 
@@ -103,7 +104,7 @@ def layer_work(model: LanguageModel, step: Step, precision: Precision, width: in
     hidden_bytes = model.hidden * DTYPE_BYTES[model.dtype]
     passed = 2.0 * step.tokens * hidden_bytes  # what comes in and goes out
     embedding = Work(0.0, passed, (step.tokens * hidden_bytes,))
-    head_bytes = precision.weight_bytes(model, model.head_weights)
+    head_bytes = model.head_weights * DTYPE_BYTES[model.dtype]
     logits = step.sequences * model.vocabulary  # only of the last position
     head = Work(
         2.0 * logits * model.hidden / width,
@@ -121,7 +122,7 @@ def _block(model: LanguageModel, i: int, step: Step, precision: Precision, width
     read = block.weights + touched(block.experts, block.experts_used, step.tokens) * block.expert_weights
     kept = step.sequences * model.kv_bytes(i, step.past + step.new, precision.cache_dtype)
     hidden_bytes = step.tokens * model.hidden * DTYPE_BYTES[model.dtype]
-    moved = (precision.weight_bytes(model, read) + kept) / width + 2.0 * hidden_bytes
+    moved = (precision.block_bytes(model, read) + kept) / width + 2.0 * hidden_bytes
     return Work(flops / width, moved, (hidden_bytes, hidden_bytes))
 
 
@@ -139,7 +140,10 @@ def touched(experts: int, used: int, tokens: int) -> float:
 def layer_bytes(model: LanguageModel, precision: Precision, context: int, concurrency: int) -> list[float]:
     """What each layer occupies on a device that has all of it: its weights, and the keys and values of so many requests
     of so many positions."""
-    weights = [precision.weight_bytes(model, count) for count in model.layer_weights]
-    for i in range(len(model.blocks)):
-        weights[i + 1] += concurrency * model.kv_bytes(i, context, precision.cache_dtype)
-    return weights
+    ends = [count * float(DTYPE_BYTES[model.dtype]) for count in (model.embedding_weights, model.head_weights)]
+    blocks = [
+        precision.block_bytes(model, block.all_weights)
+        + concurrency * model.kv_bytes(i, context, precision.cache_dtype)
+        for i, block in enumerate(model.blocks)
+    ]
+    return [ends[0], *blocks, ends[1]]

@@ -85,7 +85,7 @@ class GenerationProblem(Struct, kw_only=True):
         memory[-1] += asked.concurrency * model.vocabulary * _LOGIT_BYTES
         inner = step.tokens * hidden
         held = max(asked.prompt, asked.concurrency) * hidden  # the larger of what prefill and decode pass on
-        shared = self.precision.weight_bytes(model, model.vocabulary * model.hidden) / MIB
+        shared = model.vocabulary * hidden / MIB
         problem = replace(
             self.pool,
             tied=[TiedWeights(layers=[1, model.layers], mib=shared)] if model.tied else [],
@@ -181,13 +181,13 @@ def load_generation(
         raise InputError(f"--weight-bits: expected 1 to 64, found {weight_bits:g}")
     if cache_dtype is not None and (cache_dtype := _full(cache_dtype)) not in DTYPE_BYTES:
         raise InputError(f"--cache-dtype: unsupported {cache_dtype!r}{did_you_mean(cache_dtype, DTYPE_BYTES)}")
-    model = language_model(config, name=model_name, dtype=dtype)
+    model = language_model(config, name=model_name, dtype=dtype, weight_bits=weight_bits)
     for width in widths:
         check_width(model, width)
     warnings = []
     if model.longest and context > model.longest:
         warnings.append(f"{model.name} was made for {model.longest} positions; the context is {context}")
-    precision = Precision(weight_bits=weight_bits, cache_dtype=cache_dtype or "")
+    precision = Precision(weight_bits=model.weight_bits, cache_dtype=cache_dtype or "")
     times, types = _types(device_types, model, precision)
     pool = load(_plain(model), types, devices, model=model.name, batch_size=1, dtype=model.dtype, links=links)
     return GenerationProblem(

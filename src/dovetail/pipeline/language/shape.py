@@ -31,8 +31,10 @@ class DecoderFamily(Struct, frozen=True, kw_only=True):
     tied: bool = False  # unless the configuration says otherwise
     windows: bool = False  # `sliding_window` is used wherever it is given
     # What transformers takes where the configuration leaves it out; 0: what follows from other keys.
+    heads: int = 0
     head_size: int = 0
     kv_heads: int = 0
+    vocabulary: int = 0
     window: int = 0
     full_first: int = 0  # blocks before those with windows, where they are switched on
 
@@ -48,7 +50,9 @@ FAMILIES = {
     "qwen3_moe": DecoderFamily(head_norms=True, kv_heads=4, window=4096),
     "gemma": DecoderFamily(tied=True, head_size=256, kv_heads=16),
     "gemma2": DecoderFamily(norms=4, tied=True, head_size=256, kv_heads=4, window=4096),
-    "gemma3_text": DecoderFamily(norms=4, head_norms=True, tied=True, head_size=256, kv_heads=4, window=4096),
+    "gemma3_text": DecoderFamily(
+        norms=4, head_norms=True, tied=True, heads=8, head_size=256, kv_heads=4, vocabulary=262_208, window=4096
+    ),
     "gpt2": DecoderFamily(gated=False, all_biases=True, norms=4, last_norm=2, tied=True),
     "bloom": DecoderFamily(gated=False, all_biases=True, norms=4, last_norm=2, embedding_norm=2, tied=True),
 }
@@ -110,6 +114,7 @@ class LanguageModel(Struct, frozen=True, kw_only=True):
     head_weights: int  # the last norm and the logits' matrix, also where that is the embedding's
     tied: bool
     longest: int = 0  # positions the model was made for, 0 if it does not say
+    weight_bits: float = 0  # of a block's weights, where the model is quantised
 
     @property
     def layers(self) -> int:
@@ -135,8 +140,13 @@ class LanguageModel(Struct, frozen=True, kw_only=True):
         return 2 * self.kv_heads * self.head_size * positions * DTYPE_BYTES[dtype or self.dtype]
 
 
-def language_model(config: Source, *, name: str = "", dtype: str | None = None) -> LanguageModel:
+def language_model(
+    config: Source, *, name: str = "", dtype: str | None = None, weight_bits: float = 0
+) -> LanguageModel:
     """The model of a Hugging Face config.json (or its folder, or what it holds), if it is of a type that is known.
+
+    Of a model that takes more than text (`text_config`), it is the language model in it. `weight_bits` are those of its
+    blocks' weights; 0: as the configuration says.
 
     >>> small = {"model_type": "llama", "hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4,
     ...     "num_key_value_heads": 2, "intermediate_size": 128, "vocab_size": 100, "torch_dtype": "float16"}
@@ -151,29 +161,35 @@ def language_model(config: Source, *, name: str = "", dtype: str | None = None) 
         raise doc.error((), f"expected a model's configuration, found {type(doc.data).__name__}")
     given = _Given(doc, doc.data)
     kind = doc.data.get("model_type")
+    if kind not in FAMILIES and isinstance(inner := doc.data.get("text_config"), dict):
+        given, kind = _Given(doc, doc.data | inner, inside=("text_config",)), inner.get("model_type")
     family = FAMILIES.get(kind) if isinstance(kind, str) else None
     if family is None:
-        hint = did_you_mean(str(kind), FAMILIES)
-        raise doc.error(("model_type",), f"{kind!r} is not a language model known here{hint}")
-    return _model(given, family, name or _name(doc), _dtype(given, dtype))
+        raise doc.error(
+            (*given.inside, "model_type"), f"{kind!r} is not a language model known here; known: {', '.join(FAMILIES)}"
+        )
+    return _model(given, family, name or _name(doc), _dtype(given, dtype), weight_bits or _weight_bits(given))
 
 
 class _Given:
-    """Numbers of a configuration, by the names they have in one family or another."""
+    """Numbers of a configuration, by the names they have in one family or another; `inside` is where they stand."""
 
-    def __init__(self, doc: Document, data: Mapping[str, Any]) -> None:
+    def __init__(self, doc: Document, data: Mapping[str, Any], inside: tuple[str, ...] = ()) -> None:
         self.doc = doc
         self.data = data
+        self.inside = inside
 
     def number(self, key: str, default: int | None = None, least: int = 1) -> int:
         for name in (key, *_OTHER_NAMES.get(key, ())):
             value = self.data.get(name)
             if value is not None:
                 if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= 10**9:
-                    raise self.doc.error((name,), f"expected a whole number from {least} on, found {value!r}")
+                    raise self.doc.error(
+                        (*self.inside, name), f"expected a whole number from {least} on, found {value!r}"
+                    )
                 return value
         if default is None:
-            raise self.doc.error((), f"{key} is missing")
+            raise self.doc.error(self.inside, f"{key} is missing")
         return default
 
     def left_out(self, key: str, default: int) -> int:
@@ -183,8 +199,24 @@ class _Given:
     def flag(self, key: str, default: bool) -> bool:
         value = self.data.get(key)
         if value is not None and not isinstance(value, bool):
-            raise self.doc.error((key,), f"expected true or false, found {value!r}")
+            raise self.doc.error((*self.inside, key), f"expected true or false, found {value!r}")
         return default if value is None else value
+
+
+def _weight_bits(given: _Given) -> float:
+    """Bits of a quantised block's weights by the configuration; 0 if it is not quantised."""
+    found = given.data.get("quantization_config")
+    if found is None:
+        return 0
+    told = found if isinstance(found, dict) else {}
+    bits = told.get("bits") or next((b for b in (4, 8) if told.get(f"load_in_{b}bit")), None)
+    if bits is None and told.get("quant_method") in ("fp8", "fbgemm_fp8"):
+        bits = 8
+    if isinstance(bits, bool) or not isinstance(bits, int | float) or not 1 <= bits <= 16:
+        raise given.doc.error(
+            ("quantization_config",), "how many bits a weight has is not told as known here; --weight-bits tells"
+        )
+    return bits
 
 
 def _name(doc: Document) -> str:
@@ -204,9 +236,9 @@ def _dtype(given: _Given, asked: str | None) -> str:
     return full
 
 
-def _model(given: _Given, family: DecoderFamily, name: str, dtype: str) -> LanguageModel:
+def _model(given: _Given, family: DecoderFamily, name: str, dtype: str, weight_bits: float) -> LanguageModel:
     hidden, count = given.number("hidden_size"), given.number("num_hidden_layers")
-    heads = given.number("num_attention_heads")
+    heads = given.number("num_attention_heads", family.heads or None)
     kv_heads = given.number("num_key_value_heads", given.left_out("num_key_value_heads", family.kv_heads) or heads)
     usual = given.left_out("head_dim", family.head_size)
     if given.data.get("head_dim") is None and not usual and hidden % heads:
@@ -214,7 +246,7 @@ def _model(given: _Given, family: DecoderFamily, name: str, dtype: str) -> Langu
     head_size = given.number("head_dim", usual or hidden // heads)
     if heads % kv_heads:
         raise given.doc.error((), f"num_key_value_heads {kv_heads} does not divide num_attention_heads {heads}")
-    vocabulary = given.number("vocab_size")
+    vocabulary = given.number("vocab_size", family.vocabulary or None)
     positions = 0
     if given.data["model_type"] == "gpt2":
         positions = given.number("n_positions", 1024)
@@ -233,6 +265,7 @@ def _model(given: _Given, family: DecoderFamily, name: str, dtype: str) -> Langu
         head_weights=(vocabulary + family.last_norm) * hidden,
         tied=given.flag("tie_word_embeddings", family.tied),
         longest=positions or given.number("max_position_embeddings", 0, least=0),
+        weight_bits=weight_bits,
     )
 
 
