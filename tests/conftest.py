@@ -22,6 +22,9 @@ ROOT = Path(__file__).parent.parent
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
+# Some virtual machines announce matrix tiles (AMX) whose instructions they do not let a program use.
+os.environ.setdefault("ONEDNN_MAX_CPU_ISA", "AVX512_CORE_FP16")
+
 # How long an example takes is the machine's business, and who only asks whether there is one need not have a small one.
 _PHASES = [phase for phase in hypothesis.Phase if "DOVETAIL_UNSHRUNK" not in os.environ or phase.name != "shrink"]
 _UNTIMED = [hypothesis.HealthCheck.too_slow]
