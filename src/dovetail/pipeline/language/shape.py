@@ -165,8 +165,10 @@ def language_model(
         given, kind = _Given(doc, doc.data | inner, inside=("text_config",)), inner.get("model_type")
     family = FAMILIES.get(kind) if isinstance(kind, str) else None
     if family is None:
+        hint = did_you_mean(str(kind), FAMILIES).partition("; known")[0]
         raise doc.error(
-            (*given.inside, "model_type"), f"{kind!r} is not a language model known here; known: {', '.join(FAMILIES)}"
+            (*given.inside, "model_type"),
+            f"{kind!r} is not a language model known here{hint}; known: {', '.join(FAMILIES)}",
         )
     return _model(given, family, name or _name(doc), _dtype(given, dtype), weight_bits or _weight_bits(given))
 
