@@ -255,6 +255,11 @@ def test_what_is_read_is_not_written_over(
         ),
         (staged([(1, 3), (4, 5)]), {"to": "torch"}, "--to torch: expected --model"),
         (staged([(1, 3), (4, 5)]), {"to": "torch", "model": "m.onnx"}, "m.onnx is run by onnxruntime"),
+        (
+            staged([(1, 3), (4, 5)]),
+            {"to": "torch", "model": "meta-llama/Meta-Llama-3-8B"},
+            "8B: expected MODULE:FACTORY",
+        ),
         (staged([(1, 3), (4, 5)]), {"to": "tgi"}, "--to tgi: expected one of torch, llama.cpp, vllm, exo"),
         (staged([(1, 3), (4, 6)]), {"to": "exo", "config": small("llama")}, "config has 5 layers, the plan is for 6"),
         (staged([(1, 1), (2, 5)]), {"to": "exo", "config": small("llama")}, "the stage on h0 has no block"),

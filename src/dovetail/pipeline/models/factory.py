@@ -12,14 +12,13 @@ import torch
 from torch import nn
 
 from dovetail.core.errors import InputError, did_you_mean
-from dovetail.pipeline.models.spec import Built, ModelSpec, one_line
+from dovetail.pipeline.models.spec import Built, ModelSpec, check_source, one_line
 
 
 def build(spec: ModelSpec) -> Built:
     """Call the factory that a specification names."""
-    where, colon, name = spec.source.rpartition(":")
-    if not colon:
-        raise InputError(f"{spec.source}: expected MODULE:FACTORY, FILE.py:FACTORY, FILE.onnx or hf:CONFIG")
+    check_source(spec.source)
+    where, _, name = spec.source.rpartition(":")
     module = _module(spec.source, where)
     if not hasattr(module, name):
         raise InputError(f"{spec.source}: no {name!r} in {where}{did_you_mean(name, _public(module))}")

@@ -63,6 +63,7 @@ def model_spec(
         return model
     if not isinstance(model, str):
         raise InputError(f"model: expected where it comes from, such as file.py:factory; found {model!r:.80}")
+    check_source(model)
     asked = {
         "source": model,
         "arguments": argument or {},
@@ -73,6 +74,12 @@ def model_spec(
         "cut": cut,
     }
     return checked(asked, ModelSpec)
+
+
+def check_source(source: str) -> None:
+    """Refuse what names no model."""
+    if ":" not in source and not source.endswith(".onnx"):
+        raise InputError(f"{source}: expected MODULE:FACTORY, FILE.py:FACTORY, FILE.onnx or hf:CONFIG")
 
 
 def full_dtype(name: str, known: Sequence[str] = FLOAT_DTYPES) -> str:
