@@ -116,6 +116,10 @@ def test_the_table_that_sacct_prints_without_options_for_parsing(tmp_path: Path)
         ("1|2024-11-13T08:00:00|soon|gres/gpu=1", "2: elapsed: expected seconds or DAYS-HH:MM:SS, found 'soon'"),
         ("1|Tomorr 10:00|1:00|gres/gpu=1", "2: submit: expected a time such as 2024-11-13T13:03:31, .* found 'Tomorr"),
         ("1|Unknown|1:00|gres/gpu=1", "2: Submit: expected when it came, found 'Unknown'"),
+        (
+            "1|2024-11-13T08:00:00|1:00|cpu=1,gres/gpu=x",
+            "2: alloctres: expected accelerators as .*, found 'gres/gpu=x'",
+        ),
         ("1|2024-11-13T08:00:00|1:00", "2: expected 4 columns, found 3"),
         ("|2024-11-13T08:00:00|1:00|gres/gpu=1", "2: JobID: expected a job, found nothing"),
     ],
@@ -127,6 +131,14 @@ def test_lines_that_cannot_be_read(tmp_path: Path, cells: str, wrong: str) -> No
     found = _read(tmp_path, text, on_error="skip")
     assert (len(found), found.dropped) == (1, {"rows that could not be read": 1})
     assert any(note.startswith("could not be read: ") and "log.txt:2: " in note for note in found.notes)
+
+
+def test_a_width_that_is_told_needs_no_column(tmp_path: Path) -> None:
+    table = "JobID|State|Submit|Elapsed|AllocCPUS\n7|COMPLETED|2024-11-13T08:00:00|01:00:00|4\n"
+    assert [job.width for job in _read(tmp_path, table, map={"width": "AllocCPUS"})] == [4]
+    assert [job.width for job in _read(tmp_path, table, map={"width": "1"})] == [1]
+    with pytest.raises(InputError, match="missing column 'AllocTRES'"):
+        _read(tmp_path, table)
 
 
 def test_a_name_with_a_bar_in_the_last_column(tmp_path: Path) -> None:

@@ -24,8 +24,8 @@ def explain(job: str, /, *, journal: Path | None = None, format: Format = "table
     format
         table for sentences, json for data.
     """
-    if place == PLACE and journal is None:
-        journal = newest("*.jsonl")
+    if place == PLACE and journal is None and (journal := newest("*.jsonl")) is not None and format == "table":
+        print(f"{journal}:")
     if place != PLACE or journal is None:
         if journal is not None:
             raise InputError("--journal and a service: expected one of them")

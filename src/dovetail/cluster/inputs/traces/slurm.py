@@ -21,6 +21,7 @@ from dovetail.core.files import open_bytes
 
 ASK = "sacct -a -X -P -o JobID,JobName,Account,State,Submit,Start,End,Elapsed,AllocTRES,ReqTRES"
 _GPU = re.compile(r"(?:gres/|gres:|PER_NODE:)?gpu(?::([^:=,()]+))??(?:[:=](\d+))?(?:\([^)]*\))?")
+_LIKE_GPU = re.compile(r"(?:gres[/:]|PER_NODE:)?gpu(?![a-z/])")
 _NODES = re.compile(r"\bnode=(\d+)")
 _SLICE = re.compile(r"(\d)g\.\d+gb")  # part of an accelerator, in sevenths
 _NOTHING = ("", "unknown", "none", "n/a", "(null)", "none assigned")
@@ -30,11 +31,11 @@ _ACCELERATORS = ("alloctres", "reqtres", "allocgres", "reqgres")
 
 
 def _read(reading: TraceReading) -> Iterator[Job]:
-    return jobs_of(reading, _records(reading.path))
+    return jobs_of(reading, _records(reading.path, told="width" in reading.map))
 
 
-def _records(path: Source) -> Iterator[JobRecord | InputError | str]:
-    rows = _lines(path)
+def _records(path: Source, told: bool) -> Iterator[JobRecord | InputError | str]:
+    rows = _lines(path, told)
     for row in rows:
         if isinstance(row, InputError):
             yield row
@@ -135,9 +136,15 @@ def _gpus(row: CsvRow) -> _Gpus:
             continue
         if text.endswith("+"):
             raise row.error(column, f"expected all of it, found {text!r}, cut short (-P, or -o {column}%120)")
+        if odd := next((part for part in _parts(text) if _LIKE_GPU.match(part) and not _GPU.fullmatch(part)), None):
+            raise row.error(column, f"expected accelerators as gres/gpu:a100=4, found {odd!r}")
         return _parsed(text, _nodes(row) if column.endswith("gres") else 1)
     known = [column for column in _ACCELERATORS if column in row.columns]
     return _Gpus(number=0 if known else None)
+
+
+def _parts(text: str) -> list[str]:
+    return [part.strip() for part in re.split(r",(?![^(]*\))", text)]
 
 
 def _parsed(text: str, nodes: int) -> _Gpus:
@@ -149,8 +156,8 @@ def _parsed(text: str, nodes: int) -> _Gpus:
     """
     all_of_them: int | None = None
     by_type: dict[str, int] = {}
-    for part in re.split(r",(?![^(]*\))", text):
-        found = _GPU.fullmatch(part.strip())
+    for part in _parts(text):
+        found = _GPU.fullmatch(part)
         if found is None:
             continue
         kind, count = found.group(1), int(found.group(2) or 1)
@@ -170,12 +177,13 @@ def _wanted(row: CsvRow) -> tuple[str, ...]:
     return (found.type,) if found.type else ()
 
 
-def _lines(path: Source) -> Iterator[CsvRow | InputError]:
-    """The rows of a table with `|` between cells, or of one whose second line says by dashes how wide columns are."""
+def _lines(path: Source, told: bool) -> Iterator[CsvRow | InputError]:
+    """The rows of a table with `|` between cells, or of one whose second line says by dashes how wide columns are.
+    `told`: how many accelerators a job had need not stand in it."""
     if isinstance(path, GivenRows):
         given = [{name.lower(): value for name, value in row.items()} for row in path.rows]
         for each in read_rows(GivenRows(path.name, given)):
-            _check(each)
+            _check(each, told)
             yield each
         return
     row: CsvRow | None = None
@@ -189,7 +197,7 @@ def _lines(path: Source) -> Iterator[CsvRow | InputError]:
                 row, header = CsvRow(path, [name.strip().lower() for name in line.split("|")]), line
                 row.line = number
                 if "|" in line:
-                    _check(row)
+                    _check(row, told)
                 continue
             if "|" not in header and not spans:
                 spans = [match.span() for match in re.finditer(r"-+", line)]
@@ -197,7 +205,7 @@ def _lines(path: Source) -> Iterator[CsvRow | InputError]:
                     raise InputError(f"{path}:{number}: expected a line of dashes under the names, found {line[:60]!r}")
                 row.columns = [header[a:b].strip().lower() for a, b in spans]
                 row = CsvRow(path, row.columns)
-                _check(row)
+                _check(row, told)
                 continue
             row.line = number
             cells = [line[a:b] for a, b in spans] if spans else line.split("|")
@@ -211,10 +219,10 @@ def _lines(path: Source) -> Iterator[CsvRow | InputError]:
             yield row
 
 
-def _check(row: CsvRow) -> None:
+def _check(row: CsvRow, told: bool) -> None:
     """Refuse a table that cannot say what is needed."""
     needed = [("JobID", ("jobid", "jobidraw")), ("Elapsed", _TIMES), ("Submit", ("submit", "eligible", "start"))]
-    for name, any_of in [*needed, ("AllocTRES", _ACCELERATORS)]:
+    for name, any_of in [*needed, *([] if told else [("AllocTRES", _ACCELERATORS)])]:
         if not set(any_of) & set(row.columns):
             found = ", ".join(filter(None, row.columns)) or "nothing"
             raise row.error("", f"missing column {name!r}; found {found[:200]} (as by {ASK})")
