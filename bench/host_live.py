@@ -8,6 +8,7 @@ overheads: start, pause and resize through the executors, over the same operatio
 containers: the same in containers, over the same calls of the Docker SDK (--docker ADDRESS --image IMAGE).
 resizes: how long a program takes to take up a new number of cores, over one of its steps: from when the target is
 written, and from the user's request, as seen by somebody who asks every 20 ms; its busy threads after that.
+short: `true` by the daemon, --programs times: the daemon's own processor time for each, and how many a second.
 sharing: six training programs on two cores, each policy's throughput over that of all six at once without control.
 ways: batches of programs by the daemon and as people run them: all at once, `parallel -j`, one by one, `make -j`.
 fidelity: CPU-bound programs under every planning, simulated over live.
@@ -34,6 +35,7 @@ from bench import _host_ways, show
 from dovetail.core import cgroups
 from dovetail.core.engine import replay
 from dovetail.core.journal import Reader
+from dovetail.host.live.client import Client
 from dovetail.host.live.executors import ProgramLaunch, proc
 from dovetail.host.live.executors.docker import OWNER, DockerExecutor
 from dovetail.host.live.executors.process import ProcessExecutor
@@ -48,7 +50,7 @@ WAIT = "import time; print('up', flush=True); time.sleep(1000)"
 
 def main() -> None:
     parts = {"kills": kills, "overheads": overheads, "containers": containers, "resizes": resizes, "sharing": sharing}
-    parts |= {"ways": ways, "fidelity": fidelity}
+    parts |= {"short": short, "ways": ways, "fidelity": fidelity}
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("parts", nargs="*", help=f"of {', '.join(parts)}; all by default")
     parser.add_argument("--kills", type=int, default=50)
@@ -273,6 +275,34 @@ def resizes(folder: Path, arguments: argparse.Namespace) -> dict[str, Any]:
         }
     daemon.clean_up()
     return found
+
+
+# --- short programs ---------------------------------------------------------------------------------------
+
+
+def short(folder: Path, arguments: argparse.Namespace) -> dict[str, Any]:
+    """The daemon's own time: its threads', not its children's, which start and follow each program."""
+    found = {}
+    for groups in (True, False):
+        with Daemon(folder / str(groups), cpus=CPUS, options={}, groups=groups) as daemon:
+            daemon.up()
+            daemon.wait(daemon.submit("true", array=20))
+            with Client(daemon.folder) as client:
+                pid = client.about().pid
+                used, began = _own_cpu_s(pid), time.monotonic()
+                client.wait(*client.submit("true", array=arguments.programs))
+                took_s = time.monotonic() - began
+            found["control groups" if groups else "signals and affinity"] = {
+                "daemon_ms_each": round(1e3 * (_own_cpu_s(pid) - used) / arguments.programs, 2),
+                "programs_per_s": round(arguments.programs / took_s),
+            }
+    by_hand = timed(lambda: _host_ways.parallel([("true",)] * arguments.programs, len(CPUS)))
+    return found | {"programs_per_s_by_a_pool_of_threads": round(arguments.programs / by_hand)}
+
+
+def _own_cpu_s(pid: int) -> float:
+    words = Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()
+    return (int(words[11]) + int(words[12])) / os.sysconf("SC_CLK_TCK")
 
 
 # --- sharing ----------------------------------------------------------------------------------------------
