@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Iterator
 from datetime import datetime, timedelta
+from inspect import signature
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from dovetail.cli import main
+from dovetail.cli.host.programs import submit as submit_command
 from dovetail.core.errors import InputError
 from dovetail.host import Client, connect
 from dovetail.host.check import check_journal
+from dovetail.host.inputs.jobs import ProgramJob
 from dovetail.host.live.log_rotation import rotate
 from dovetail.host.live.specs import Spec
 from tests.host.live import Daemon, until
@@ -68,6 +72,45 @@ def test_the_exit_code_is_the_programs(daemon: Daemon, capfd: pytest.CaptureFixt
         main(["host", "submit", "--wait", *state, "--after", "3.0", "3.1", "--after-any", "1", "2", "--", "true"]) == 0
     )
     assert main(["host", "submit", "--follow", "--array", "2", *state, "--", "true"]) == 2
+
+
+def test_a_word_too_many_before_the_command_is_refused(daemon: Daemon, capfd: pytest.CaptureFixture[str]) -> None:
+    state = ["--state", str(daemon.folder)]
+    for option in (["--cores", "1"], ["--priority", "3"], ["--name", "a"], ["--key", "k"], ["--wait"]):
+        assert main(["host", "submit", *option, "stray", *state, "--", "echo"]) == 2
+        assert capfd.readouterr().err == (
+            "error: stray: stands before --, where no command is expected, and is of no option\n"
+        )
+    assert main(["host", "edit", "1", "stray", *state, "--", "echo"]) == 2
+    assert main(["host", "submit", *state, "echo", "no", "dashes"]) == 0
+    assert main(["host", "submit", *state, "--", "echo", "--", "two"]) == 0
+    assert len(daemon.rows()) == 2
+
+
+def test_submit_takes_the_same_words_everywhere() -> None:
+    """As a command, from Python and in a job file."""
+    command = signature(submit_command).parameters.keys() - {"wait", "follow", "state"}
+    python = signature(Client.submit).parameters.keys() - {"self"}
+    assert command == python
+    for name in command - {"command", "env", "cwd", "stdin", "network", "rigid", "split_stderr", "delay"}:
+        ours, theirs = signature(submit_command).parameters[name], signature(Client.submit).parameters[name]
+        assert ours.default == theirs.default, name
+    in_files = set(ProgramJob.__struct_fields__) - {"matrix", "exclude"}
+    assert in_files == python - {"array", "key"}
+
+
+def test_the_example_sweep_runs(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(Path(__file__).parents[2])
+    monkeypatch.setenv("PATH", f"{Path(sys.executable).parent}:{os.environ['PATH']}")
+    numbers = client.submit_jobs("examples/host/sweep.yaml")
+    assert sorted(numbers) == ["compare", *(f"train-{n}" for n in ("20-0", "20-1", "20-2", "40-0", "40-1"))]
+    ended = {program.id: program for program in client.wait()}
+    assert {program.state for program in ended.values()} == {"completed"}
+    last = ended[numbers["compare"]]
+    assert b"".join(client.logs(last.id)) == b"all five have ended\n"
+    others = [program for program in ended.values() if program is not last]
+    ends = [(program.arrived_s or 0) + (program.turnaround_s or 0) for program in others]
+    assert (last.arrived_s or 0) + (last.first_run_s or 0) > max(ends) - 1e-6  # one moment, but for rounding
 
 
 def test_a_waiting_program_is_edited_and_others_are_not(client: Client) -> None:

@@ -11,7 +11,7 @@ from typing import Literal
 
 from cyclopts import App, CycloptsError
 
-from dovetail.cli.verbs import Command, register
+from dovetail.cli.verbs import Command, note_dashes, register
 from dovetail.core.errors import DovetailError, MissingExtraError
 from dovetail.core.output import printable, shortened
 from dovetail.version import __version__
@@ -74,6 +74,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run one command line and give its exit code; every error ends here, as one line on stderr."""
     argv, debug = _take_debug(sys.argv[1:] if argv is None else argv)
     warnings.showwarning = _warn
+    note_dashes(argv)
     try:
         code = build_app(argv)(argv)
         sys.stdout.flush()  # a closed pipe must show here, not while the interpreter shuts down

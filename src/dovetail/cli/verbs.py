@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from contextvars import ContextVar
 from typing import NamedTuple
 
 from cyclopts import App
 from cyclopts.command_spec import CommandSpec
+
+from dovetail.core.errors import InputError
+
+_behind_dashes: ContextVar[int | None] = ContextVar("how many words stand behind a --", default=None)
 
 
 class Command(NamedTuple):
@@ -27,6 +32,18 @@ class _OnDemand(CommandSpec):
     def resolve(self, parent_app: App) -> App:
         self.help = None
         return super().resolve(parent_app)
+
+
+def note_dashes(argv: Sequence[str]) -> None:
+    """Remember how many words of a command line stand behind its `--`."""
+    _behind_dashes.set(len(argv) - list(argv).index("--") - 1 if "--" in argv else None)
+
+
+def check_command(command: Sequence[str]) -> None:
+    """Refuse a command with words from before the `--`: one too many behind an option is not a program."""
+    behind = _behind_dashes.get()
+    if behind is not None and len(command) > behind:
+        raise InputError(f"{command[0]}: stands before --, where no command is expected, and is of no option")
 
 
 def register(app: App, commands: Iterable[Command]) -> None:

@@ -14,6 +14,7 @@ from cyclopts import Parameter
 from dovetail.cli.cluster.flags import Words
 from dovetail.cli.cluster.place import PLACE, ClusterFlags
 from dovetail.cli.common import Flag, Format, Numbers, Pairs, pairs, print_json, print_table
+from dovetail.cli.verbs import check_command
 from dovetail.core.errors import InputError, within
 from dovetail.core.service.client import ServiceError
 
@@ -107,6 +108,7 @@ def submit(
     format
         table or json.
     """
+    check_command(command)
     given = {
         "steps": steps,
         "folder": None if folder is None else str(folder.absolute()),

@@ -8,6 +8,7 @@ from typing import Annotated
 from cyclopts import Parameter
 
 from dovetail.cli.common import Format, print_json, print_table, progress
+from dovetail.cli.verbs import check_command
 
 Counts = Annotated[list[int], Parameter(consume_multiple=True, negative=())]
 
@@ -47,6 +48,7 @@ def measure(
     """
     from dovetail import host
 
+    check_command(command)
     with progress("measuring", 1) as done:
         found = host.measure(
             *command,

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 from cyclopts import Parameter
 
 from dovetail.cli.common import Flag, Pairs
+from dovetail.cli.verbs import check_command
 from dovetail.core.errors import InputError
 from dovetail.core.output import printable
 from dovetail.host import connect
@@ -149,6 +150,7 @@ def submit(
     state
         Folder of the daemon's state.
     """
+    check_command(command)
     if follow and array is not None:
         raise InputError("--follow: expected one program, found an array; --wait waits for all of one")
     with connect(state) as client:
@@ -420,6 +422,7 @@ def edit(
     state
         Folder of the daemon's state.
     """
+    check_command(command)
     with connect(state) as client:
         client.edit(
             program,

@@ -6,6 +6,7 @@ import shlex
 
 from dovetail.cli.common import Format, print_json, print_table, progress
 from dovetail.cli.host.measure import Counts
+from dovetail.cli.verbs import check_command
 
 
 def recommend(
@@ -36,6 +37,7 @@ def recommend(
     """
     from dovetail import host
 
+    check_command(command)
     with progress("measuring", 1) as done:
         found = host.recommend(
             *command, cores=cores, repeats=repeats, name=name, progress=lambda made, of: done(made / of)
