@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -11,6 +13,7 @@ import pytest
 from dovetail.cli import main
 from dovetail.cli.host.watch import _lately
 from dovetail.host import LiveProgram
+from dovetail.host.live.install import unit_text
 
 E1 = "execution,0,a,12,0,0,960\nexecution,1,a,12,[10.0],0,960\nexecution,2,a,12,10,0,960\n"
 
@@ -212,3 +215,16 @@ def test_a_unit_for_systemd_is_written_and_removed(
     monkeypatch.delenv("XDG_RUNTIME_DIR")
     assert main(["host", "install"]) == 0
     assert "no systemd runs for this user here" in capsys.readouterr().out
+
+
+@pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="needs systemd-analyze")
+@pytest.mark.parametrize("name", ["state", "a b", "it's", 'a"b', "100%", "a$HOME"])
+def test_systemd_finds_nothing_wrong_with_the_unit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
+    unit = tmp_path / "dovetail-host.service"
+    unit.write_text(unit_text(tmp_path / name))
+    words = ["systemd-analyze", "verify", "--user", "--man=no", str(unit)]
+    done = subprocess.run(words, capture_output=True, text=True, check=False)
+    if "Failed to initialize manager" in done.stderr:
+        pytest.skip(done.stderr)
+    assert [line for line in done.stderr.splitlines() if unit.name in line] == []

@@ -9,7 +9,7 @@ import warnings
 from collections.abc import Sequence
 from typing import Literal
 
-from cyclopts import App, CycloptsError
+from cyclopts import App, CycloptsError, UnknownCommandError
 
 from dovetail.cli.verbs import Command, note_dashes, register
 from dovetail.core.errors import DovetailError, MissingExtraError
@@ -83,6 +83,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 141  # as a shell reports a program that SIGPIPE ended
     except KeyboardInterrupt:
         return _complain("interrupted", 130, debug)
+    except UnknownCommandError as error:
+        return _complain(f"error: {_of_levels(argv[0]) or error}", 2, debug)
     except CycloptsError as error:
         return _complain(f"error: {error}", 2, debug)
     except DovetailError as error:
@@ -93,6 +95,19 @@ def main(argv: Sequence[str] | None = None) -> int:
         what = f"{type(error).__name__}: {error}".rstrip(": ")
         return _complain(f"internal error: {what}; run again with --debug for the traceback", 1, debug)
     return code if isinstance(code, int) else 0
+
+
+def _of_levels(verb: str) -> str:
+    """Where a verb that is not there for all levels is to be had; nothing if it is nowhere."""
+    from importlib import import_module
+
+    apps = [(command.verb, command.target.partition(":")) for command in COMMANDS]
+    levels = [
+        f"dovetail {level} {verb}"
+        for level, (module, _, name) in apps
+        if name == "app" and verb in {c.verb for c in getattr(import_module(module), "COMMANDS", ())}
+    ]
+    return f'"{verb}" is a command of levels: {", ".join(levels)}' if levels else ""
 
 
 def _extra_with(module: str) -> str | None:

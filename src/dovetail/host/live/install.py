@@ -32,7 +32,7 @@ def unit_text(folder: AnyPath | None = None) -> str:
     """
     command = [sys.executable, "-m", "dovetail", "host", "up", "--foreground"]
     command += [] if folder is None else ["--state", str(Path(folder).absolute())]
-    words = shlex.join(command).replace("%", "%%")
+    words = shlex.join(command).replace("%", "%%").replace("$", "$$")
     return f"""\
 [Unit]
 Description=Dovetail: programs on the cores of this machine
