@@ -47,8 +47,8 @@ def report(
     journals
         Journals that `dovetail` wrote; by default the newest here (*.jsonl), which is then named.
     out
-        The page, or a folder for it. A name that ends in .png or .svg asks for that picture and no page. Without it:
-        beside the first journal, under its name; comparison.html for several.
+        The page, or a folder for it. A name that ends in .png or .svg asks for that picture and no page. Folders on
+        the way to it are made. Without it: beside the first journal, under its name; comparison.html for several.
     png
         Also write a PNG picture.
     svg

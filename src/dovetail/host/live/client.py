@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 
 SOCKET = "host.sock"
 _LOOK_EVERY_S = 0.3
+_LONGEST_WAIT_S = 30.0  # for one answer
 LivePrograms = list[LiveProgram]
 Numbers = list[str]
 
@@ -145,17 +146,17 @@ class Client:
         limit = None if timeout is None else time.monotonic() + timeout
         names = [str(program) for program in programs]
         while True:
-            rows = [row for row in self.list(all=True) if not names or any(belongs(row.id, name) for name in names)]
-            if unknown := [name for name in names if not any(belongs(row.id, name) for row in rows)]:
-                raise InputError(f"there is no program {unknown[0]}")
-            left = [row.id for row in rows if not row.closed]
+            within_s = _LONGEST_WAIT_S if progress is None else _LOOK_EVERY_S
+            if limit is not None:
+                within_s = min(within_s, max(limit - time.monotonic(), 0.0))
+            ended, left = self.ask("wait", jobs=names, within_s=within_s)
             if progress is not None:
-                progress(len(rows) - len(left))
+                progress(ended)
             if not left:
-                return rows
+                rows = self.list(all=True)
+                return [row for row in rows if not names or any(belongs(row.id, name) for name in names)]
             if limit is not None and time.monotonic() > limit:
                 raise DovetailError(f"program {left[0]} has not ended after {timeout:g} s")
-            time.sleep(_LOOK_EVERY_S)
 
     def logs(self, program: str | int, follow: bool = False, stderr: bool = False) -> Iterator[bytes]:
         """What a program has written, in pieces; with `follow` as it writes, until it has ended. With `stderr` what it

@@ -88,7 +88,7 @@ class Control:
     def __init__(self) -> None:
         self._lines: dict[str, AgentLine] = {}
         self._heard = threading.Condition()
-        self._selector = selectors.DefaultSelector()
+        self._selector = selectors.EpollSelector()
         self._wake, wake = socket.socketpair()
         self._selector.register(wake, selectors.EVENT_READ, None)
         self._listener = threading.Thread(target=self._listen, args=(wake,), name="agents", daemon=True)
@@ -104,8 +104,7 @@ class Control:
             with suppress(FileNotFoundError, msgspec.DecodeError):
                 line.gen = msgspec.json.decode((folder / TARGET_FILE).read_bytes(), type=CoreTarget).gen
             self._lines[run] = line
-            self._selector.register(line.listener, selectors.EVENT_READ, run)
-        self._wake.send(b".")
+            self._selector.register(line.listener, selectors.EVENT_READ, run)  # which epoll sees at once
 
     def tell(self, run: str, cpus: Sequence[int], within_s: float | None = None) -> int:
         """Set a new target; gives its number. A program that has just ended has none any more."""
@@ -117,10 +116,7 @@ class Control:
             deadline = None if within_s is None else time.time() + within_s
             target = CoreTarget(line.gen, len(cpus), tuple(cpus), intra=len(cpus), deadline=deadline)
             part = line.folder / f"{TARGET_FILE}.part"
-            with part.open("wb") as file:
-                file.write(msgspec.json.encode(target))
-                file.flush()
-                os.fsync(file.fileno())
+            part.write_bytes(msgspec.json.encode(target))  # of no use to anybody after the machine's end
             part.rename(line.folder / TARGET_FILE)
             line.told_at = time.monotonic()
             if line.connection is not None:

@@ -39,6 +39,7 @@ _DONE_BY: dict[str, Callable[..., Any]] = {
     "group": Service.group,
     "ask": Service.ask,
     "list": Service.listing,
+    "wait": Service.wait,
     "about": Service.about,
     "past": Service.past,
     "journal": Service.journal,

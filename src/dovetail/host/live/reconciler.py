@@ -9,6 +9,7 @@ Whoever takes a processor waits until whoever had it has let go of it: two progr
 
 from __future__ import annotations
 
+import os
 import shutil
 import sys
 import threading
@@ -25,6 +26,7 @@ from msgspec import Struct
 
 from dovetail.core.events import Asked, Change, Failed, Finished, Order, Pause, Prepare, Settled, Start, Stop
 from dovetail.core.inbox import Inbox
+from dovetail.host.agent import TARGET_FILE
 from dovetail.host.live.book import ProgramBook
 from dovetail.host.live.control import Control
 from dovetail.host.live.executors import ExecutorError, Exit, NotNowError, ProgramExecutor, ProgramLaunch, Usage
@@ -33,6 +35,7 @@ from dovetail.host.program import TASK
 
 ACK_LIMIT_S = 2.0
 _RETRY_S = 1.0
+_LEFT = ("launch", "claim", "program", "exit.json", f"control/{TARGET_FILE}")
 _BY_OTHERS = {True: ("running", "run", "paused", "pause"), False: ("paused", "pause", "running", "resume")}
 
 Wanted = Literal["run", "pause", "stop"]
@@ -212,7 +215,7 @@ class Reconciler:
         self._control.close(attempt.run)
         with suppress(ExecutorError, TimeoutError):  # it is tidied up at the next start
             attempt.executor.clean(attempt.launch)
-            shutil.rmtree(attempt.launch.folder, ignore_errors=True)
+            _remove(attempt.launch.folder)
 
     # --- one program's thread -------------------------------------------------------------------------------
 
@@ -365,6 +368,17 @@ class Reconciler:
         limit = time.monotonic() + ACK_LIMIT_S
         while time.monotonic() < limit and any(attempt.busy for attempt in list(self._attempts.values())):
             time.sleep(0.01)
+
+
+def _remove(folder: str) -> None:
+    """What is most often left of an attempt; else whatever there is."""
+    try:
+        for name in _LEFT:
+            os.unlink(f"{folder}/{name}")
+        os.rmdir(f"{folder}/control")
+        os.rmdir(folder)
+    except OSError:
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 def _later(do: Callable[..., None], *words: object) -> None:

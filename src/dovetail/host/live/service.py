@@ -21,7 +21,7 @@ from msgspec.structs import replace
 
 from dovetail.core.engine import serve
 from dovetail.core.errors import DovetailError, InputError, ReplayError, did_you_mean
-from dovetail.core.events import Asked, Complete, Failed, Finished, Observed, Reject
+from dovetail.core.events import Asked, Complete, Failed, Finished, Observed, Reject, Settled
 from dovetail.core.inbox import Inbox
 from dovetail.core.service.clock import LastingClock
 from dovetail.core.service.store import Store, StoreError
@@ -65,6 +65,7 @@ class Service:
         self._lock = threading.RLock()
         self._seen = threading.Condition()
         self._unseen: set[int] = set()
+        self._ended = threading.Condition()
         self._inbox = Inbox()
         self._status = Programs(setup.cores)
         self._control = Control()
@@ -129,7 +130,7 @@ class Service:
         """Keep a step, and the ends in it, before it is carried out. While the disk is full, nothing is decided."""
         while True:
             try:
-                with self._store.together():
+                with self._store.together(waits=not all(type(event) is Settled for event in events)):
                     self._store.step(n, t, events)
                     for event in events:
                         if isinstance(event, Finished | Failed):
@@ -151,9 +152,13 @@ class Service:
                 self._reconciler.kept(event.job)
             elif isinstance(event, Complete | Reject):
                 self._run_hook(event.job)
-        with self._seen:
-            self._unseen.difference_update(map(id, events))
-            self._seen.notify_all()
+        if self._unseen:
+            with self._seen:
+                self._unseen.difference_update(map(id, events))
+                self._seen.notify_all()
+        if any(isinstance(event, Complete | Reject) for event in events):
+            with self._ended:
+                self._ended.notify_all()
 
     def _run_hook(self, job: str) -> None:
         with self._lock:
@@ -392,6 +397,25 @@ class Service:
             found |= {"threads": line.threads, "step": line.progress.step, "rate": line.progress.rate}
             found |= {"acknowledged": line.acknowledged >= line.gen, "answered_s": line.answered_s}
         return found
+
+    def wait(self, jobs: tuple[str, ...] = (), within_s: float = 0.0) -> tuple[int, list[str]]:
+        """Return when these have ended, or all, or after so many seconds: how many have, and the first that has not."""
+        with self._lock:
+            names = [each for job in jobs for each in self._book.named(job)] or list(self._book.specs)
+        left = names[::-1]
+
+        def ended() -> bool:
+            while left and self._is_closed(left[-1]):
+                left.pop()
+            return not left
+
+        with self._ended:
+            self._ended.wait_for(ended, within_s)
+        return sum(map(self._is_closed, names)), left[:-2:-1]
+
+    def _is_closed(self, job: str) -> bool:
+        row = self._status.rows.get(job)
+        return job not in self._book.specs if row is None else row.closed_s is not None
 
     def about(self) -> dict[str, Any]:
         """The service as a whole."""

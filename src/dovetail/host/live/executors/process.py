@@ -11,8 +11,6 @@ import marshal
 import os
 import selectors
 import signal
-import subprocess
-import sys
 import threading
 import time
 from collections.abc import Callable, Collection, Container, Sequence
@@ -37,6 +35,7 @@ from dovetail.host.live.executors import (
     Usage,
     proc,
 )
+from dovetail.host.live.executors.spawner import Spawner
 
 _KILL_LIMIT_S = 5.0
 _BY_GROUPS: dict[str, Callable[[dict[str, Path]], bool]] = {
@@ -85,9 +84,9 @@ class ProcessExecutor:
         self._ended = ended
         self._parents = cgroups.find_parents(name) if groups else None
         self._runs: dict[str, _RunningProcess] = {}
-        self._spawned: dict[int, subprocess.Popen[bytes]] = {}
+        self._spawner = Spawner()
         self._lock = threading.Lock()
-        self._selector = selectors.DefaultSelector()
+        self._selector = selectors.EpollSelector()
         self._wake_read, self._wake_write = os.pipe()
         self._selector.register(self._wake_read, selectors.EVENT_READ, None)
         self.closed = False
@@ -123,34 +122,34 @@ class ProcessExecutor:
         part = folder / "launch.part"
         part.write_bytes(marshal.dumps(order))
         part.rename(folder / "launch")
-        words = [sys.executable, "-I", "-S", shim.__file__, str(folder)]
-        pipe, null = subprocess.PIPE, subprocess.DEVNULL
         try:
-            with (folder / "shim.log").open("ab") as log:
-                child = subprocess.Popen(words, stdin=null, stdout=pipe, stderr=log, start_new_session=True, cwd="/")
+            self._spawner.spawn(launch.folder)
         except OSError as error:
-            raise ExecutorError(f"cannot start {launch.run}: {error.strerror}") from error
-        self._spawned[child.pid] = child
-        assert child.stdout is not None
-        with child.stdout:
-            child.stdout.read()  # until the program runs, or the shim has left
+            raise ExecutorError(f"cannot start {launch.run}: {error.strerror or error}") from error
         if not self._known(launch):
-            told = (folder / "shim.log").read_text(errors="replace").strip().splitlines()
-            raise ExecutorError(f"cannot start {launch.run}: {told[-1] if told else 'its parent process ended'}")
+            told = ["its parent process ended"]
+            with suppress(FileNotFoundError):
+                told = (folder / "shim.log").read_text(errors="replace").strip().splitlines()
+            raise ExecutorError(f"cannot start {launch.run}: {told[-1]}")
 
     def _known(self, launch: ProgramLaunch) -> bool:
         """Whether it was started; if it has ended already, tell so."""
-        found = self.find(launch)
-        if found.exit is not None:
-            self._ended(launch.run, found.exit)
-        return found.state != "absent"
+        claim = self._claim(launch)
+        if claim is not None and not self._follow(launch, claim):
+            self._ended(launch.run, self._outcome(launch))
+        return claim is not None
+
+    def _claim(self, launch: ProgramLaunch) -> _ProcessName | None:
+        try:
+            with open(f"{launch.folder}/claim", "rb") as file:
+                return msgspec.json.decode(file.read(), type=_ProcessName)
+        except FileNotFoundError:
+            return None
 
     def find(self, launch: ProgramLaunch) -> FoundAttempt:
-        try:
-            text = (Path(launch.folder) / "claim").read_bytes()
-        except FileNotFoundError:
+        if (claim := self._claim(launch)) is None:
             return FoundAttempt("absent")
-        if self._follow(launch, msgspec.json.decode(text, type=_ProcessName)):
+        if self._follow(launch, claim):
             run = self._runs.get(launch.run)
             return run.found() if run else FoundAttempt("running")  # it ends just now, and that is told of
         return FoundAttempt("ended", self._outcome(launch))
@@ -174,8 +173,7 @@ class ProcessExecutor:
             self._runs[launch.run] = _RunningProcess(
                 launch, claim.pid, pidfd, groups if groups and groups.exist() else None
             )
-            self._selector.register(pidfd, selectors.EVENT_READ, launch.run)
-        os.write(self._wake_write, b".")
+            self._selector.register(pidfd, selectors.EVENT_READ, launch.run)  # which epoll sees at once
         return True
 
     def _groups(self, launch: ProgramLaunch) -> cgroups.Groups | None:
@@ -194,8 +192,6 @@ class ProcessExecutor:
                     run = self._runs.pop(key.data)
                     self._selector.unregister(run.pidfd)
                 os.close(run.pidfd)
-                if (child := self._spawned.pop(run.shim, None)) is not None:
-                    child.wait()
                 try:
                     outcome = self._outcome(run.launch)
                 except OSError as error:  # its folder is gone, or the kernel takes its time: others end too
@@ -302,8 +298,7 @@ class ProcessExecutor:
         self._selector.close()
         os.close(self._wake_read)
         os.close(self._wake_write)
-        for child in self._spawned.values():
-            child.returncode = 0  # it runs on without us; no warning that it does
+        self._spawner.close()
         if self._parents:
             cgroups.remove_empty(self._parents, ())
             cgroups.remove_parents(self._parents)
