@@ -1,6 +1,7 @@
 """GPUs of a live host, on a real one: who has it when, what is told of it, and what sharing it brings. Prints JSON.
 
-    python -m bench.host_gpu               about a minute; what it does is told on standard error as it goes
+    python -m bench.host_gpu               two minutes; what it does is told on standard error as it goes
+    python -m bench.host_gpu paused        only this of the two parts: sharing, paused
     python -m bench.host_gpu --rehearse    on the CPU, with a stand-in for the management library
 
 Three small training programs on one GPU: first each has it alone, then all share it by declared memory; then one is
@@ -85,6 +86,12 @@ class GpuRun:
         self.until(ended, what)
         return self._daemon.rows()
 
+    def sharing(self) -> dict[str, Any]:
+        alone = self.measured("each alone", gpus=1)
+        shared = self.measured("all at once, by memory", gpus=1, gpu_mem_mib=10_000)
+        ratio = round(alone["seconds"] / shared["seconds"], 2)
+        return {"alone": alone, "shared": shared, "throughput_shared_over_alone": ratio}
+
     def measured(self, what: str, **ask: Any) -> dict[str, Any]:
         """All of an array: how long, how many at once on the GPU by the driver's count, and what was told of it."""
         began, seen = time.monotonic(), []
@@ -119,7 +126,11 @@ class GpuRun:
         (first,) = self.train(gpus=1, gpu_pause=pause)
         self.until(lambda: "sees" in self._daemon.log(first), f"{pause}: the first trains")
         self._daemon.ask("pause", first)
-        stopped: Callable[[], bool] = lambda: (row := self._daemon.row(first))["state"] == "paused" and not row["actual"]  # noqa: E731
+
+        def stopped() -> bool:
+            row = self._daemon.row(first)
+            return row["state"] == "paused" and not row["actual"]
+
         self.until(stopped, f"{pause}: the first stands still")
         (second,) = self.train(100, gpus=1)
         if pause == "hold":
@@ -135,11 +146,13 @@ class GpuRun:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("parts", nargs="*", help="of sharing, paused; both by default")
     parser.add_argument("--steps", type=int, default=6_000, help="of each program")
-    parser.add_argument("--limit", type=float, default=85.0, help="seconds until it gives up")
+    parser.add_argument("--limit", type=float, default=180.0, help="seconds until it gives up")
     parser.add_argument("--rehearse", action="store_true")
     parser.add_argument("--train", action="store_true", help="be such a program")
     arguments = parser.parse_args()
+    parts = arguments.parts or ["sharing", "paused"]
     if arguments.train:
         train(arguments.steps)
         return 0
@@ -151,13 +164,13 @@ def main() -> int:
             return 1
         try:
             run.wait(run.train(1, gpus=1), "one step: what the others then find in memory")
-            found = {
-                "gpus": [{name: gpu[name] for name in ("number", "type", "memory_mib")} for gpu in gpus],
-                "alone": (alone := run.measured("each alone", gpus=1)),
-                "shared": (shared := run.measured("all at once, by memory", gpus=1, gpu_mem_mib=10_000)),
-                "throughput_shared_over_alone": round(alone["seconds"] / shared["seconds"], 2),
-                "paused": {pause: run.paused(pause) for pause in ("hold", "release")},
+            found: dict[str, Any] = {
+                "gpus": [{name: gpu[name] for name in ("number", "type", "memory_mib")} for gpu in gpus]
             }
+            if "sharing" in parts:
+                found |= run.sharing()
+            if "paused" in parts:
+                found["paused"] = {pause: run.paused(pause) for pause in ("hold", "release")}
         except DovetailError as error:
             print(f"error: {error}", file=sys.stderr)
             return 1
