@@ -102,6 +102,26 @@ def test_what_cannot_be_started_says_why(shop: Workshop, command: tuple[str, ...
     assert outcome.code is None
 
 
+def test_who_starts_programs_may_be_killed_and_they_run_on(shop: Workshop) -> None:
+    os.mkfifo(shop.folder / "go")
+    shop.start("a", "sh", "-c", "read line < go; exit 3")
+    spawner = shop.executor._spawner._process
+    assert spawner is not None
+    spawner.kill()
+    spawner.wait()
+    shop.start("b", "true")
+    assert shop.ends.get(timeout=PATIENCE_S)[0] == "b"
+    (shop.folder / "go").write_text("\n")
+    assert shop.end().code == 3
+
+
+def test_a_parent_that_cannot_begin_says_why(shop: Workshop) -> None:
+    shop.groups = False  # which would find that out sooner
+    launch = shop.launch("a", "true", cpus=(4095,))
+    with pytest.raises(ExecutorError, match=r"cannot start a: OSError: .*Invalid argument"):
+        shop.another().start(launch)
+
+
 def test_an_attempt_is_started_once(shop: Workshop) -> None:
     launch = shop.start("a", "sh", "-c", "echo once; sleep 0.2")
     shop.executor.start(launch)

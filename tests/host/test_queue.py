@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+import threading
 from collections.abc import Iterator
 from datetime import datetime, timedelta
 from inspect import signature
@@ -14,7 +15,7 @@ import pytest
 
 from dovetail.cli import main
 from dovetail.cli.host.programs import submit as submit_command
-from dovetail.core.errors import InputError
+from dovetail.core.errors import DovetailError, InputError
 from dovetail.host import Client, connect
 from dovetail.host.check import check_journal
 from dovetail.host.inputs.jobs import ProgramJob
@@ -57,6 +58,25 @@ def test_what_failed_comes_once_more_with_all_that_waited_for_it(client: Client,
     assert client.wait(7)[0].state == "completed"
     with pytest.raises(InputError, match="4: has not failed"):
         client.retry(4)
+
+
+def test_who_waits_is_told_at_once_or_after_its_time(client: Client) -> None:
+    client.submit("sleep", "1000")
+    client.submit("true", array=2)
+    with pytest.raises(DovetailError, match=r"program 1 has not ended after 0.01 s"):
+        client.wait(timeout=0.01)
+    assert [program.id for program in client.wait(2)] == ["2.0", "2.1"]
+    seen: list[int] = []
+    client.wait("2.1", progress=seen.append)
+    assert seen == [1]
+    with pytest.raises(InputError, match="there is no program 7"):
+        client.wait(7)
+    with connect(client.folder) as other:
+        later = threading.Timer(0.1, other.cancel, [1])
+        later.start()
+        assert client.wait(1)[0].state == "cancelled"
+        later.join()
+    assert len(client.wait()) == 3
 
 
 def test_the_exit_code_is_the_programs(daemon: Daemon, capfd: pytest.CaptureFixture[str]) -> None:
