@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import os
+import queue
 import random
 import socket
 import sqlite3
 import stat
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -21,7 +23,9 @@ from dovetail.core.engine import replay
 from dovetail.core.errors import DovetailError, InputError
 from dovetail.core.journal import Reader
 from dovetail.host import connect, daemon_command, up
-from dovetail.host.live.client import SOCKET
+from dovetail.host.live.client import SOCKET, Client
+from dovetail.host.live.daemon import _Server
+from dovetail.host.live.service import Service
 from dovetail.host.scheduler import scheduler_for
 from tests.host.live import PATIENCE_S, Daemon, until
 
@@ -449,3 +453,24 @@ def test_a_daemon_killed_again_and_again_runs_every_program_once(tmp_path: Path,
         rows = daemon.wait()
         assert sorted(done.read_text().split()) == sorted(jobs)
         assert {(row["state"], row["attempts"]) for row in rows.values()} == {("completed", 1)}
+
+
+def test_a_daemon_answers_before_it_goes_down(tmp_path: Path) -> None:
+    """Whoever asked for it must hear so, however soon the process is gone after that."""
+    answered, in_time = threading.Event(), queue.SimpleQueue[bool]()
+
+    class Ending(Service):
+        def __init__(self) -> None:
+            pass
+
+        def close(self) -> None:
+            in_time.put(answered.wait(PATIENCE_S))
+
+    server = _Server(tmp_path, Ending())
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    with Client(tmp_path) as client:
+        assert client.ask("down") is None
+        answered.set()
+        assert in_time.get(timeout=PATIENCE_S)
+    server.shutdown()
+    server.server_close()

@@ -65,17 +65,24 @@ class _Talk(socketserver.StreamRequestHandler):
     server: _Server
 
     def handle(self) -> None:
-        while line := self.rfile.readline(LONGEST_LINE):
+        ends = False
+        while not ends and (line := self.rfile.readline(LONGEST_LINE)):
             try:
-                self.wfile.write(self._reply(line))
+                reply, ends = self._reply(line)
+                self.wfile.write(reply)
             except OSError:
-                return
+                break
+        if ends:  # not before the answer is on its way: the process may be gone in a moment
+            self.server.service.close()
 
-    def _reply(self, line: bytes) -> bytes:
+    def _reply(self, line: bytes) -> tuple[bytes, bool]:
+        """The answer to a request, and whether it was the last."""
+        ends = False
         try:
             request = msgspec.json.decode(line, type=Request)
-            do = _DONE_BY[type(request).__name__]
-            reply: dict[str, Any] = {"ok": do(self.server.service, **msgspec.structs.asdict(request))}
+            do, words = _DONE_BY[type(request).__name__], msgspec.structs.asdict(request)
+            ends = do is Service.close
+            reply: dict[str, Any] = {"ok": None if ends else do(self.server.service, **words)}
         except msgspec.ValidationError as error:
             keys, message = explain(error, Request)
             place = ".".join(map(str, keys))
@@ -86,7 +93,7 @@ class _Talk(socketserver.StreamRequestHandler):
             reply = {"error": str(error), "code": error.exit_code}
         except Exception as error:
             reply = {"error": f"internal error: {error!r}", "code": 1}
-        return msgspec.json.encode(reply) + b"\n"
+        return msgspec.json.encode(reply) + b"\n", ends
 
 
 class _Server(socketserver.ThreadingUnixStreamServer):
