@@ -53,7 +53,7 @@ def families(scale: float) -> dict[str, list[Command]]:
     return {
         "numpy": [(python, str(EXAMPLES / "numpy_steps.py"), steps(100))] * (2 * many),
         "torch": [(python, str(EXAMPLES / "torch_steps.py"), steps(20))] * (2 * many),
-        "loading": [(python, "-c", _LOAD, steps(70))] * (2 * many),
+        "loading": [(python, "-c", _LOAD, steps(30))] * (2 * many),
         "short and long": [*[burn(0.5)] * (4 * many), *[burn(3.0)] * many],
     }
 

@@ -157,7 +157,8 @@ def main() -> int:
         train(arguments.steps)
         return 0
     with tempfile.TemporaryDirectory() as folder, Daemon(Path(folder) / "state", options={}) as daemon:
-        daemon.up(**(_rehearsal(Path(folder)) if arguments.rehearse else {}))
+        env = _rehearsal(Path(folder)) if arguments.rehearse else {}
+        daemon.up(wait=True, **env)
         run = GpuRun(daemon, arguments.steps, arguments.limit)
         if not (gpus := daemon.ask_once("about")["gpus"]):
             print("error: the daemon finds no GPU here", file=sys.stderr)

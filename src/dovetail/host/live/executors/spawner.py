@@ -43,7 +43,7 @@ class Spawner:
         self._line, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         words, null = [sys.executable, "-I", "-S", shim.__file__], subprocess.DEVNULL
         with theirs:
-            self._process = subprocess.Popen(words, stdin=theirs, stdout=null, start_new_session=True, cwd="/")
+            self._process = subprocess.Popen(words, stdin=theirs.fileno(), stdout=null, start_new_session=True, cwd="/")
         return self._line
 
     def _end(self) -> None:
