@@ -116,6 +116,10 @@ def parents() -> dict:  # type: ignore[type-arg]
 
 def children() -> list:  # type: ignore[type-arg]
     """The processes whose parent this is: also what a program left behind, since it is given to us."""
+    try:
+        os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+    except ChildProcessError:
+        return []  # most often, and sooner than all of /proc is read
     return [pid for pid, parent in parents().items() if parent == os.getpid()]
 
 

@@ -11,6 +11,8 @@ from contextlib import suppress
 
 from dovetail.core.service import shim
 
+_END_LIMIT_S = 5.0
+
 
 class Spawner:
     """Begins shims. It ends with us, and they go on; if it was ended by others, another takes its place."""
@@ -49,7 +51,8 @@ class Spawner:
     def _end(self) -> None:
         if self._line is not None and self._process is not None:
             self._line.close()
-            self._process.wait()
+            with suppress(subprocess.TimeoutExpired):  # somebody may have stopped it; the programs are not its business
+                self._process.wait(_END_LIMIT_S)
             self._line = self._process = None
 
     def close(self) -> None:
