@@ -141,8 +141,7 @@ def compare(folder: Path, name: str, runs: int) -> dict[str, Any]:
     for number in range(runs):
         note(f"run {number + 1} of {runs}")
         outcomes.append(run(plan, spec, setting, prompts))
-        stages = [(stage.host, stage.compute_s, stage.send_s) for stage in outcomes[-1].stages]
-        note(f"{steady(outcomes[-1]):.3f} tokens/s, {generated.tokens_s:.3f} predicted; compute and send s: {stages}")
+        note(f"{steady(outcomes[-1]):.3f} tokens/s, {generated.tokens_s:.3f} predicted")
     note("the tokens of the model in one piece")
     if setting.alike:
         enough = dict.fromkeys(hosts, 2 * sum(setting.mib.values()))
@@ -171,11 +170,14 @@ def compare(folder: Path, name: str, runs: int) -> dict[str, Any]:
         "runs_tokens_s": [round(rate, 3) for rate in rates],
         "measured_tokens_s": round(median(rates), 3),
         "difference_percent": round(100 * (generated.tokens_s / median(rates) - 1), 2),
+        "step_s": parts_of_a_step(outcomes[0], setting.requests / generated.groups),
         "predicted_first_token_s": generated.ttft_s,
+        "soonest_first_token_s": figures.soonest_first_token_s,
         "first_token_s": figures.first_token_s,
         "overall_tokens_s": round(figures.tokens_s, 3),
         "in_one_piece_tokens_s": alone_s,
         "tokens_are_the_model_s": all(outcome.outputs == expected for outcome in outcomes),
+        "first_other_tokens": [first_other(outcome.outputs, expected) for outcome in outcomes],
         "busy_profiles": busy,
         "cannot_be_judged": judged or ("profiles were disturbed" if any(busy.values()) else ""),
     }
@@ -249,6 +251,25 @@ def steady(outcome: LiveResult) -> float:
     assert outcome.generation is not None
     assert outcome.generation.steady_tokens_s is not None
     return outcome.generation.steady_tokens_s
+
+
+def parts_of_a_step(outcome: LiveResult, group: float) -> dict[str, Any]:
+    """Where the time of a group's step goes: what stages and links took, and what was predicted of them."""
+    stages = outcome.stages
+    return {
+        "measured": group / steady(outcome),
+        "computing": {stage.host: stage.compute_s for stage in stages},
+        "predicted": {stage.host: stage.predicted_compute_s for stage in stages},
+        "sending": {stage.host: stage.send_s for stage in stages},
+    }
+
+
+def first_other(found: list[list[int]], expected: list[list[int]]) -> list[int | None]:
+    """Of every request, which token is the first that another run has otherwise."""
+    return [
+        next((at for at, (ours, theirs) in enumerate(zip(*pair, strict=False)) if ours != theirs), None)
+        for pair in zip(found, expected, strict=True)
+    ]
 
 
 def profile_as(host: str, folder: Path, name: str) -> list[dict[str, Any]]:

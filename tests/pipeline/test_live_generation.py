@@ -147,6 +147,15 @@ def test_tokens_are_those_of_the_plain_model(model: PlainModel) -> None:
         assert [sequence.tokens for sequence in work.sequences] == expected, cuts
 
 
+def test_a_stage_that_was_warmed_up_has_forgotten_it(model: PlainModel) -> None:
+    """On a GPU every stage is; also the embedding or the head alone, and in a narrow type."""
+    for dtype in ("torch.float32", "torch.bfloat16"):
+        for layers in ((1, 1), (1, 3), (2, 4), (LAYERS, LAYERS), (1, LAYERS)):
+            stage = StageDecoder(model.chain.decoder(*layers, dtype=dtype), "cpu")
+            stage.warm_up()
+            assert not stage._lanes, layers
+
+
 def test_whatever_is_replaced_when_no_token_changes(model: PlainModel) -> None:
     """Layouts come and go after any number of steps, with any lanes; some sequences end early."""
     dice = random.Random(5)

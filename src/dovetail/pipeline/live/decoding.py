@@ -16,6 +16,8 @@ from dovetail.pipeline.live.sampling import TokenSampler, TokenSampling
 if TYPE_CHECKING:
     import torch
 
+_WARM_UP = 16  # tokens of a prompt that is read before all others
+
 
 class DecodeStep(Struct, frozen=True, array_like=True):
     """What to do with a microbatch of tokens."""
@@ -37,6 +39,19 @@ class StageDecoder:
         self._sampler = TokenSampler(sampling) if sampling is not None and part.is_last else None
         self._part, self._device = part, torch.device(device)
         self._lanes: dict[int, Any] = {}
+
+    def warm_up(self) -> None:
+        """Read a prompt and decode a token, and forget them: a GPU loads its libraries and kernels by that."""
+        import torch
+
+        model = self._part.model
+        width = () if self._part.is_first else (model.config.get_text_config(decoder=True).hidden_size,)
+        dtype = next(model.parameters()).dtype if width else torch.int64
+        prompt = torch.zeros((1, _WARM_UP, *width), dtype=dtype, device=self._device)
+        with torch.inference_mode():
+            self._read(prompt, DecodeStep(0, [], joins=True))
+            self._step(prompt[:, :1], DecodeStep(0, [_WARM_UP]))
+        self._lanes.clear()
 
     def run(self, value: Any, step: DecodeStep | None) -> torch.Tensor:
         """Hidden values for the next stage, or from the last one a token for each sequence."""

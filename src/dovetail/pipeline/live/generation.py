@@ -47,7 +47,8 @@ class DecodingFigures(Struct, frozen=True, kw_only=True):
     tokens: int
     tokens_s: float
     steady_tokens_s: float | None
-    first_token_s: float | None  # the median over sequences, and the longest
+    soonest_first_token_s: float | None  # over sequences: the prediction is for one that waits for no other
+    first_token_s: float | None  # the median
     longest_first_token_s: float | None
     predicted_tokens_s: float | None
     predicted_first_token_s: float | None
@@ -201,6 +202,7 @@ class TokenStream:
             tokens=tokens,
             tokens_s=tokens / self.came_s[-1] if tokens and self.came_s[-1] > 0 else 0.0,
             steady_tokens_s=None if times is None else times.steady_tokens_s,
+            soonest_first_token_s=min(firsts, default=None),
             first_token_s=median(firsts) if firsts else None,
             longest_first_token_s=max(firsts, default=None),
             predicted_tokens_s=_predicted_tokens_s(asked, used),

@@ -163,7 +163,10 @@ class StageWorker:
             self._loaded = (job.model, load(job.model))
         chain, device = self._loaded[1], self._settings.device
         if job.decodes:
-            return StageDecoder(chain.decoder(*job.layers, device, job.dtype), device, job.sampling).run
+            decoder = StageDecoder(chain.decoder(*job.layers, device, job.dtype), device, job.sampling)
+            if device.startswith("cuda"):
+                decoder.warm_up()
+            return decoder.run
         run = chain.part(*job.layers, device, job.dtype)
         return lambda value, _: run(value)
 
