@@ -13,16 +13,13 @@ from dovetail.cli.common import (
     Flag,
     Force,
     Format,
-    Pairs,
     check_writable,
-    pairs,
     print_json,
     print_table,
     progress,
-    value,
     whole_numbers,
 )
-from dovetail.cli.pipeline.convert import BandwidthMbps, MemoryMB
+from dovetail.cli.pipeline.flags import AS_USUAL, MeasuringFlags
 
 if TYPE_CHECKING:
     from dovetail.pipeline import ProfileResult
@@ -34,25 +31,15 @@ def profile(
     model: str,
     /,
     *,
-    argument: Pairs | None = None,
     model_name: str | None = None,
     shape: Annotated[list[str], Many] | None = None,
     input_dtype: str = "",
-    weights: Path | None = None,
     cut: Literal["auto", "sequential", "graph"] = "auto",
-    seed: int = 0,
     batch_size: Annotated[list[int], Many] = [8],  # noqa: B006
     dtype: Annotated[list[str], Many] = ["torch.float32"],  # noqa: B006
     layers: tuple[int, int] | None = None,
-    device: str = "cpu",
-    threads: int | None = None,
-    cores: str = "",
     share: float | None = None,
     scale_to_whole: Flag = False,
-    warmup: int = 3,
-    repeats: int = 7,
-    seconds: float = 0.5,
-    calm_s: float = 5.0,
     estimate_for: str | None = None,
     peak_tflops: float | None = None,
     memory_gbps: float | None = None,
@@ -60,9 +47,8 @@ def profile(
     out: Path = Path("profiler_results.yml"),
     to: Annotated[list[Path], Many] | None = None,
     device_type: str | None = None,
-    memory_mb: MemoryMB = None,
-    bandwidth_mbps: BandwidthMbps = None,
     force: Force = False,
+    how: MeasuringFlags = AS_USUAL,
     format: Format = "table",
 ) -> int:
     """Measure a model's layers: time, memory and shapes.
@@ -78,44 +64,24 @@ def profile(
     ----------
     model
         package.module:factory, file.py:factory, file.onnx, or hf:CONFIG (a Hugging Face config.json or its folder).
-    argument
-        NAME=VALUE arguments of the factory, or changes to the configuration.
     model_name
         The name in the files; that of the factory or file by default.
     shape
         The shape of each input without the batch dimension, such as 3,224,224; asked of the model by default.
     input_dtype
         The dtype of the inputs, where it is not the model's (token ids: torch.int64).
-    weights
-        Weights to load: of torch.save, or safetensors (a file, an index or a folder), read layer by layer.
     cut
         auto, sequential (the children) or graph.
-    seed
-        Of the random weights and inputs.
     batch_size
         Items in a microbatch; several are measured one after another.
     dtype
         Of weights and values: torch.float32, torch.float16, torch.bfloat16, torch.float64; several are possible.
     layers
         Measure only from this layer to that one; the file may be completed later.
-    device
-        cpu, cuda or cuda:N.
-    threads
-        Threads of the CPU; by default as torch chooses, but no more than --cores.
-    cores
-        Run on these cores only, such as 0,1.
     share
         Measure with so many cores' worth of time, such as 0.5, as `share` in hosts.yml; implies --scale-to-whole.
     scale_to_whole
         Scale the layers' times so that their sum is the time of all of them in one go.
-    warmup
-        Rounds that do not count.
-    repeats
-        Rounds at least.
-    seconds
-        Time for each layer at most, once these are done.
-    calm_s
-        If other programs disturbed, wait so long at most for a calm machine, and measure again.
     estimate_for
         Do not measure: estimate for this device, from published figures or --peak-tflops and --memory-gbps.
     peak_tflops
@@ -130,10 +96,6 @@ def profile(
         Files of the planner to extend: models.yml, device_types.yml.
     device_type
         The device type in device_types.yml.
-    memory_mb
-        MiB of memory of a new device type.
-    bandwidth_mbps
-        Mibit/s of a new device type's network.
     force
         Replace what is there already.
     format
@@ -146,25 +108,15 @@ def profile(
     with progress("profiling", total=len(batch_size) * len(dtype)) as done:
         results = profile_model(
             model,
-            argument={key: value(text) for key, text in pairs("--argument", argument).items()},
             model_name=model_name,
             shape=[whole_numbers("--shape", text) for text in shape or []],
             input_dtype=input_dtype,
-            weights=weights,
             cut=cut,
-            seed=seed,
             batch_size=batch_size,
             dtype=dtype,
             layers=layers,
-            device=device,
-            threads=threads,
-            cores=whole_numbers("--cores", cores),
             share=share,
             scale_to_whole=scale_to_whole,
-            warmup=warmup,
-            repeats=repeats,
-            seconds=seconds,
-            calm_s=calm_s,
             estimate_for=estimate_for,
             peak_tflops=peak_tflops,
             memory_gbps=memory_gbps,
@@ -172,9 +124,8 @@ def profile(
             out=out,
             to=files,
             device_type=device_type,
-            memory_mb=memory_mb,
-            bandwidth_mbps=bandwidth_mbps,
             force=force,
+            **how.chosen(),
             progress=done,
             notice=lambda text: print(f"warning: {text}", file=sys.stderr),
         )

@@ -11,16 +11,12 @@ from cyclopts import Parameter
 from dovetail.cli.common import (
     Force,
     Format,
-    Pairs,
     check_writable,
-    pairs,
     print_json,
     print_table,
     progress,
-    value,
-    whole_numbers,
 )
-from dovetail.cli.pipeline.convert import BandwidthMbps, MemoryMB
+from dovetail.cli.pipeline.flags import AS_USUAL, MeasuringFlags
 
 _Counts = Annotated[list[int], Parameter(consume_multiple=True, negative=())]
 
@@ -29,26 +25,15 @@ def profile_generation(
     model: str,
     /,
     *,
-    argument: Pairs | None = None,
     model_name: str | None = None,
-    weights: Path | None = None,
-    seed: int = 0,
     prompt: _Counts = [512],  # noqa: B006
     context: _Counts = [4096],  # noqa: B006
     sequences: _Counts = [1],  # noqa: B006
     dtype: str | None = None,
-    device: str = "cpu",
-    threads: int | None = None,
-    cores: str = "",
-    warmup: int = 3,
-    repeats: int = 7,
-    seconds: float = 0.5,
-    calm_s: float = 5.0,
     to: Annotated[Path, Parameter(name=["--to"])] = Path("device_types.yml"),
     device_type: str,
-    memory_mb: MemoryMB = None,
-    bandwidth_mbps: BandwidthMbps = None,
     force: Force = False,
+    how: MeasuringFlags = AS_USUAL,
     format: Format = "table",
 ) -> int:
     """Measure a language model's layers: prompts and tokens apart, for plan-generation.
@@ -63,14 +48,8 @@ def profile_generation(
     ----------
     model
         hf:CONFIG: a Hugging Face config.json or its folder.
-    argument
-        NAME=VALUE changes to the configuration.
     model_name
         The name in the file; what the configuration or its folder is called by default.
-    weights
-        Weights to load: of torch.save, or safetensors (a file, an index or a folder); random ones by default.
-    seed
-        Of the random weights.
     prompt
         Tokens of a prompt; several are measured one after another.
     context
@@ -79,28 +58,10 @@ def profile_generation(
         Requests that are decoded at once; 1 and the most that will be planned for, at least.
     dtype
         Of weights and values, where it is not the configuration's.
-    device
-        cpu, cuda or cuda:N.
-    threads
-        Threads of the CPU; by default as torch chooses, but no more than --cores.
-    cores
-        Run on these cores only, such as 0,1.
-    warmup
-        Rounds that do not count.
-    repeats
-        Rounds at least.
-    seconds
-        Time for each layer at most, once these are done.
-    calm_s
-        If other programs disturbed, wait so long at most for a calm machine, and measure again.
     to
         The file of device types to extend.
     device_type
         The device type in it.
-    memory_mb
-        MiB of memory of a new device type.
-    bandwidth_mbps
-        Mibit/s of a new device type's network.
     force
         Replace what is there already.
     format
@@ -112,26 +73,15 @@ def profile_generation(
     with progress("profiling", total=len(prompt) + len(context) * len(sequences)) as done:
         found = measure(
             model,
-            argument={key: value(text) for key, text in pairs("--argument", argument).items()},
             model_name=model_name,
-            weights=weights,
-            seed=seed,
             prompt=prompt,
             context=context,
             sequences=sequences,
             dtype=dtype,
-            device=device,
-            threads=threads,
-            cores=whole_numbers("--cores", cores),
-            warmup=warmup,
-            repeats=repeats,
-            seconds=seconds,
-            calm_s=calm_s,
             to=to,
             device_type=device_type,
-            memory_mb=memory_mb,
-            bandwidth_mbps=bandwidth_mbps,
             force=force,
+            **how.chosen(),
             progress=done,
             notice=lambda text: print(f"warning: {text}", file=sys.stderr),
         )
