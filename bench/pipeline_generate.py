@@ -293,6 +293,7 @@ def measure(folder: Path, setting: Setting, host: str) -> list[dict[str, Any]]:
         threads=settings.threads,
         cores=settings.cores,
         seconds=0.1,
+        hand_over=True,
     )
     scale = 1.0 if settings.share is None else slowdown(settings.share)
     for profile in found:

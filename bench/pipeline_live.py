@@ -93,6 +93,9 @@ def pairs(hosts: dict[str, HostSettings], batch: int, gpu: bool, microbatches: i
         found = plan_exactly(to_problem(profiles, batch, mbps), "throughput", Constraints(data_mbps=mbps))
         assert isinstance(found, Plan), found
         rows.append(run(found, hosts, microbatches))
+        row = rows[-1]
+        told = f"{row['difference_percent']:+.1f} % {row['cannot_be_judged']}"
+        print(f"pair {len(rows)} of {count}: {told}", file=sys.stderr, flush=True)
     judged = [row["difference_percent"] for row in rows if not row["cannot_be_judged"]]
     return {"pairs": rows, "judged": len(judged), "within_a_tenth": sum(abs(value) <= 10 for value in judged)}
 

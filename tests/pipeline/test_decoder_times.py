@@ -43,28 +43,29 @@ def test_from_a_model_to_a_plan_of_generation(tmp_path: Path) -> None:
         ("decode", 16, 1),
         ("decode", 16, 4),
     ]
-    assert all(len(p["time_s"]) == 4 and min(p["time_s"]) > 0 for p in found)
+    assert all(len(p["time_s"]) == 4 and min(p["time_s"]) > 0 and p["stage_s"] > 0 for p in found)
     types = {"t": {"bw_Mbps": 1000, "mem_MB": 512, "model_profiles": {"m": found}}}
     load_of: dict[str, Any] = {"prompt": 8, "context": 16, "concurrency": 4}
     problem = pipeline.load_generation(CONFIGURATION, types, {"t": ["a", "b"]}, model_name="m", **load_of)
     plan = pipeline.plan_generation(problem)
     assert plan.generation is not None
     assert plan.generation.source == "measured"
-    assert plan.generation.ttft_s == pytest.approx(sum(found[0]["time_s"]), rel=0.5)
+    assert plan.generation.ttft_s == pytest.approx(sum(found[0]["time_s"]) + found[0]["stage_s"], rel=0.5)
 
 
 def test_a_layer_takes_what_passes_until_the_next_begins(monkeypatch: pytest.MonkeyPatch) -> None:
     blocks = nn.ModuleList([nn.Linear(2, 2), nn.Linear(2, 2)])
-    now = iter([0.0, 1.0, 3.0, 7.0, 15.0])
+    embedding = nn.Linear(2, 2)
+    now = iter([0.0, 16.0, 17.0, 49.0, 51.0, 55.0, 63.0])
     monkeypatch.setattr(decoder_times, "perf_counter", lambda: next(now))
 
     def run() -> None:
-        value = torch.zeros(1, 2)
+        value = embedding(torch.zeros(1, 2))
         for block in blocks:
             value = block(value)
 
-    with decoder_times.LayerClock(blocks, torch.device("cpu")) as clock:
-        assert clock.times(run) == [1.0, 2.0, 4.0, 8.0]
+    with decoder_times.LayerClock(embedding, blocks, torch.device("cpu")) as clock:
+        assert clock.times(run) == [1.0, 2.0, 4.0, 8.0, 48.0]
     run()  # nothing is noted any more: there are no more times
 
 

@@ -9,6 +9,7 @@ from typing import Annotated, Any
 from cyclopts import Parameter
 
 from dovetail.cli.common import (
+    Flag,
     Force,
     Format,
     check_writable,
@@ -30,6 +31,7 @@ def profile_generation(
     context: _Counts = [4096],  # noqa: B006
     sequences: _Counts = [1],  # noqa: B006
     dtype: str | None = None,
+    hand_over: Flag = False,
     to: Annotated[Path, Parameter(name=["--to"])] = Path("device_types.yml"),
     device_type: str,
     force: Force = False,
@@ -58,6 +60,8 @@ def profile_generation(
         Requests that are decoded at once; 1 and the most that will be planned for, at least.
     dtype
         Of weights and values, where it is not the configuration's.
+    hand_over
+        Also measure, by short runs in processes of their own, what stages take to hand over to each other.
     to
         The file of device types to extend.
     device_type
@@ -78,6 +82,7 @@ def profile_generation(
             context=context,
             sequences=sequences,
             dtype=dtype,
+            hand_over=hand_over,
             to=to,
             device_type=device_type,
             force=force,

@@ -41,6 +41,7 @@ class ProfileEntry(Struct, forbid_unknown_fields=True):
     phase: Literal["prefill", "decode"] | None = None  # of a language model; such a profile is for plan-generation
     tokens: int | None = None  # of a prompt, or of the context that a token is decoded in
     busy: float = 0.0  # of the time of the measurement, what other programs took
+    stage_s: float = 0.0  # what a stage takes besides its layers: a call of the model, and handing over
 
 
 class RooflineEntry(Struct, forbid_unknown_fields=True):
@@ -209,6 +210,7 @@ def _read_classes(
             raise doc.error(keys, f"has {len(profile.time_s)} values, but layers is {entry.layers}")
         for j, seconds in enumerate(profile.time_s):
             check_number(doc, (*keys, j), seconds)
+        check_number(doc, (*keys[:-1], "stage_s"), profile.stage_s)
         if not 0 <= profile.busy <= 1:
             raise doc.error((*keys[:-1], "busy"), f"expected a part from 0 to 1, found {profile.busy}")
         if hosts.get(name) and profile.busy:
@@ -228,6 +230,7 @@ def _read_classes(
                     given.price_per_hour,
                     profile.device,
                     profile.busy,
+                    profile.stage_s,
                 )
             )
     if not any(hosts.values()):

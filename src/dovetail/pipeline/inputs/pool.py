@@ -66,7 +66,8 @@ def slowed(pipeline: Pipeline, host: str, factor: float) -> Pipeline:
     for k, c in enumerate(pipeline.classes):
         groups.append((k, replace(c, hosts=[other for other in c.hosts if other != host])))
         if k == at:
-            groups.append((k, replace(c, name=host, hosts=[host], time_s=[factor * t for t in c.time_s])))
+            slow = {"time_s": [factor * t for t in c.time_s], "stage_s": factor * c.stage_s}
+            groups.append((k, replace(c, name=host, hosts=[host], **slow)))
     return regroup(pipeline, groups)
 
 

@@ -31,6 +31,7 @@ class DeviceClass(Struct):
     price_per_hour: float = 0.0
     measured_on: str = ""  # the device whose times these are
     busy: float = 0.0  # of the time in which they were measured, what other programs took
+    stage_s: float = 0.0  # what a stage takes for a microbatch besides its layers
 
 
 class TiedWeights(Struct, forbid_unknown_fields=True):

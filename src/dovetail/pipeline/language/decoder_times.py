@@ -14,6 +14,7 @@ from msgspec import Struct
 from dovetail.core.errors import InputError
 from dovetail.core.files import as_path, checked
 from dovetail.pipeline.hardware import BUSY, check_device, device_name, placed_on
+from dovetail.pipeline.language.hand_over import hand_over as measure_hand_over
 from dovetail.pipeline.language.shape import LanguageModel, language_model
 from dovetail.pipeline.models.load import load
 from dovetail.pipeline.models.spec import ModelSpec, full_dtype, model_spec, need_torch
@@ -38,6 +39,7 @@ class _Options(Struct):
     repeats: int
     seconds: float
     calm_s: float
+    hand_over: bool
     to: str | None
     device_type: str | None
     memory_mb: float | None
@@ -62,6 +64,7 @@ def profile_generation(
     repeats: int = 7,
     seconds: float = 0.5,
     calm_s: float = 5.0,
+    hand_over: bool = False,
     to: str | os.PathLike[str] | None = None,
     device_type: str | None = None,
     memory_mb: float | None = None,
@@ -74,8 +77,10 @@ def profile_generation(
 
     There is one for each prompt of so many tokens, and one for a token of each of so many sequences in contexts that
     are full, for every number of both. The whole model runs, round after round, and notes when each layer begins: what
-    it does once per call, before the first block, is told of the embedding. What other programs disturbed is marked
-    `busy`. The dtype is the configuration's by default.
+    it does in every call besides its layers is `stage_s`, for a stage does it too. With `hand_over` short runs of a
+    small model, in processes of their own, measure what is added by these: for each stage to `stage_s`, and what comes
+    once in a step to the embedding. What other programs disturbed is marked `busy`. The dtype is the configuration's by
+    default.
 
     The profiles are added to the file `to` under `device_type`, where that is named. The other arguments are those of
     `dovetail pipeline profile-generation`; `progress` is told how many are done.
@@ -120,14 +125,25 @@ def profile_generation(
                 progress(number + min(done, 1.0))
 
             times, busy = _rounds(part, place, chain.id_limit, profile, effort, tell)
-            profile["time_s"] = [float(f"{statistics.median(taken):.9g}") for taken in times]
+            *profile["time_s"], profile["stage_s"] = (_rounded(statistics.median(taken)) for taken in times)
             profile["device"] = device_name(device)
             if busy > BUSY:
                 profile["busy"] = round(busy, 3)
                 what = f"{profile['phase']}, {profile['tokens']} tokens, {profile['batch_size']} at once"
                 notice(f"{what}: other programs took {100 * busy:.0f} % of the time, so the profile is marked busy")
+    if hand_over:
+        for size in sorted({profile["batch_size"] for profile in made}):
+            between = measure_hand_over(shape.hidden, kind, size, device, threads, cores)
+            for profile in made:
+                if profile["batch_size"] == size:
+                    profile["time_s"][0] = _rounded(profile["time_s"][0] + between.once_s)
+                    profile["stage_s"] = _rounded(profile["stage_s"] + between.stage_s)
     add(write=True)
     return made
+
+
+def _rounded(seconds: float) -> float:
+    return float(f"{seconds:.9g}")
 
 
 def _rounds(
@@ -138,13 +154,13 @@ def _rounds(
     effort: Effort,
     tell: Callable[[float], None],
 ) -> tuple[list[list[float]], float]:
-    """Seconds of each layer for what a profile is of, and how much others disturbed."""
+    """Seconds of each layer for what a profile is of, and of a call besides; and how much others disturbed."""
     import torch
 
     random = torch.Generator().manual_seed(0)
     ids = torch.randint(id_limit, (profile["batch_size"], profile["tokens"]), generator=random).to(device)
     run = (_reader if profile["phase"] == "prefill" else _stepper)(part, ids)
-    with LayerClock(part.blocks, device) as clock:
+    with LayerClock(part.model.get_input_embeddings(), part.blocks, device) as clock:
         return calm_rounds(lambda how, done: rounds_of(lambda: clock.times(run), how, done), effort, tell)
 
 
@@ -191,17 +207,17 @@ def _stepper(part: Any, ids: torch.Tensor) -> Callable[[], object]:
 
 
 class LayerClock:
-    """Notes, while a whole model runs, when each of its blocks begins and when the last one ends.
+    """Notes, while a whole model runs, when its embedding and each of its blocks begin, and when the last one ends.
 
     On a GPU by events among the kernels, so that nothing waits that would not: a kernel is launched while the one
     before it runs, as it is in a pipeline.
     """
 
-    def __init__(self, blocks: nn.ModuleList, device: torch.device) -> None:
+    def __init__(self, embedding: nn.Module, blocks: nn.ModuleList, device: torch.device) -> None:
         self._device, self._cuda = device, device.type == "cuda"
         self._marks: list[Any] = []
-        self._hooks = [block.register_forward_pre_hook(self._mark) for block in blocks]
-        self._hooks.append(blocks[-1].register_forward_hook(self._mark))
+        self._hooks = [module.register_forward_pre_hook(self._mark) for module in (embedding, *blocks)]
+        self._hooks += [module.register_forward_hook(self._mark) for module in (embedding, blocks[-1])]
 
     def __enter__(self) -> LayerClock:
         return self
@@ -211,15 +227,18 @@ class LayerClock:
             hook.remove()
 
     def times(self, run: Callable[[], object]) -> list[float]:
-        """Seconds of what is before the blocks, of each block, and of what follows them."""
+        """Seconds of the embedding, of each block, of what follows them, and of what else there is before the blocks."""
         self._marks = []
         self._mark()
         run()
         self._mark()
         if self._cuda:
             self._marks[-1].synchronize()
-            return [a.elapsed_time(b) / 1000 for a, b in pairwise(self._marks)]
-        return [b - a for a, b in pairwise(self._marks)]
+        before, embedding, after, *others = (self._between(a, b) for a, b in pairwise(self._marks))
+        return [embedding, *others, before + after]
+
+    def _between(self, a: Any, b: Any) -> float:
+        return float(a.elapsed_time(b) / 1000 if self._cuda else b - a)
 
     def _mark(self, *_: object) -> None:
         if not self._cuda:

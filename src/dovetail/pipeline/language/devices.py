@@ -17,9 +17,11 @@ from dovetail.pipeline.profile.roofline import PEAKS
 
 
 class LayerTimes(Protocol):
-    """Seconds of each layer for a step, on one device or on a group of them."""
+    """Seconds of each layer for a step, on one device or on a group of them, and of a stage besides its layers."""
 
     def __call__(self, step: Step, ring: Ring = ALONE) -> list[float]: ...
+
+    def stage_s(self, step: Step) -> float: ...
 
 
 def times_of(
@@ -75,6 +77,9 @@ class Roofline:
         layers = layer_work(self._model, step, self._precision, ring.width)
         return [work.seconds(self._device) + work.exchange_s(ring) for work in layers]
 
+    def stage_s(self, step: Step) -> float:
+        return 0.0
+
 
 class _Measured:
     """Profiles of prefill and decode: between those that were measured times are interpolated, beyond they are not.
@@ -100,18 +105,26 @@ class _Measured:
                 continue
             if len(profile.time_s) != model.layers:
                 raise self._error(f"time_s has {len(profile.time_s)} values, but the model has {model.layers} layers")
-            for value in profile.time_s:
+            measured = [*profile.time_s, profile.stage_s]
+            for value in measured:
                 check_number(doc, self._at, value)
             if profile.phase is None or profile.tokens is None or profile.tokens < 1 or profile.batch_size < 1:
                 raise self._error("a profile of prefill or decode needs phase, and tokens and batch_size of 1 or more")
-            self._by_phase[profile.phase].setdefault(profile.batch_size, {})[profile.tokens] = profile.time_s
+            self._by_phase[profile.phase].setdefault(profile.batch_size, {})[profile.tokens] = measured
 
     def __call__(self, step: Step, ring: Ring = ALONE) -> list[float]:
+        works = layer_work(self._model, step, self._precision, ring.width)
+        alone = self._measured(step)[:-1]
+        return [seconds / ring.width + work.exchange_s(ring) for seconds, work in zip(alone, works, strict=True)]
+
+    def stage_s(self, step: Step) -> float:
+        return self._measured(step)[-1]
+
+    def _measured(self, step: Step) -> list[float]:
+        """Each layer's time on one device, and what a stage takes besides."""
         phase, tokens = ("decode", step.past + 1) if step.past else ("prefill", step.new)
         by_size = {n: self._between(phase, "tokens", tokens, known) for n, known in self._by_phase[phase].items()}
-        alone = self._between(phase, "requests at once", step.sequences, by_size)
-        works = layer_work(self._model, step, self._precision, ring.width)
-        return [seconds / ring.width + work.exchange_s(ring) for seconds, work in zip(alone, works, strict=True)]
+        return self._between(phase, "requests at once", step.sequences, by_size)
 
     def _error(self, message: str) -> InputError:
         return self._doc.error(self._at, message)

@@ -118,6 +118,7 @@ class GenerationProblem(Struct, kw_only=True):
             hosts=hosts,
             mem_mib=max(0.0, width * device.mem_mib * self.memory_use - copies),
             time_s=self.times[device.type](step, ring),
+            stage_s=self.times[device.type].stage_s(step),
             watts_busy=width * device.watts_busy,
             watts_idle=width * device.watts_idle,
             price_per_hour=width * device.price_per_hour,

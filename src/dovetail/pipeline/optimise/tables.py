@@ -36,7 +36,7 @@ class Tables:
         self.compute = np.full((len(self.counts), cuts, cuts), np.inf)
         for k, c in enumerate(pipeline.classes):
             self.fits[k] = later & (c.mem_mib * MIB > self.need_bytes)
-            times = _interval_sums(c.time_s)
+            times = _interval_sums(c.time_s) + c.stage_s
             usable = self.fits[k] & open_cuts[None, :] & open_cuts[:, None]
             self.compute[k][usable] = times[usable]
 

@@ -161,7 +161,7 @@ def figures(p: Pipeline, stages: list[Stage], ends_s: tuple[float, float] = (0.0
     busy_j = idle_watts = price = 0.0
     for stage in stages:
         c, count = _class(p, stage.host), len(stage.hosts)
-        run_s = sum(c.time_s[stage.layers[0] - 1 : stage.layers[1]])
+        run_s = sum(c.time_s[stage.layers[0] - 1 : stage.layers[1]]) + c.stage_s
         waits.append(run_s)
         paces.append(run_s / count)
         busy_j += run_s * (c.watts_busy - c.watts_idle)

@@ -164,6 +164,7 @@ PLANTED: dict[str, Callable[[dict[str, Any]], None]] = {
     "idle devices for nothing": _devices(watts_idle=lambda c: 0.0),
     "all prices alike": _devices(price_per_hour=lambda c: 1.0),
     "a class is short of a host": _devices(hosts=lambda c: c.hosts[:-1] or c.hosts),
+    "what stages take besides forgotten": _devices(stage_s=lambda c: 0.0),
     "times rounded": _devices(time_s=lambda c: [round(t, 1) for t in c.time_s]),
     "no slack": lambda asked: asked.update(slack=0.0),
     "one microbatch too many": lambda asked: asked.update(microbatches=asked["microbatches"] + 1),

@@ -77,6 +77,10 @@ def _drawn(rng: random.Random, size: int) -> Case:
         tied = sorted(rng.sample(range(1, layers + 1), rng.randint(2, layers)))
         shared = min(model["mem_MB"][layer - 1] for layer in tied) * rng.choice([0.5, 1.0])
         model["tied"] = [{"layers": tied, "mem_MB": shared}]
+    if rng.random() < 0.3:
+        for entry in case.device_types.values():
+            for profile in entry["model_profiles"]["m"]:
+                profile["stage_s"] = rng.choice([0.0, 0.1, 0.4, rng.random()])
     return case
 
 

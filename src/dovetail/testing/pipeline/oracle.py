@@ -76,11 +76,13 @@ class Definition:
         self.kind: dict[str, dict[str, Any]] = {}  # of each host that has a profile
         self.type_of: dict[str, str] = {}
         self.time_s: dict[str, list[float]] = {}
+        self.stage_s: dict[str, float] = {}
         for kind, entry in case.device_types.items():
             for profile in entry["model_profiles"].get(name, []):
                 if (profile["dtype"], profile["batch_size"]) == (case.dtype, batch_size):
                     for host in case.devices.get(kind, []):
                         self.kind[host], self.type_of[host], self.time_s[host] = entry, kind, profile["time_s"]
+                        self.stage_s[host] = profile.get("stage_s", 0.0)
         self.hosts = list(self.kind)
         self._links = {(a, b): self._link(a, b) for a in self.hosts for b in self.hosts if a != b}
 
@@ -135,7 +137,7 @@ class Definition:
             kind = self.kind[hosts[0]]
             need = self.memory(stage.first, stage.last)
             _demand(kind["mem_MB"] * _MIB > need, "stage {} needs {} bytes", x, need)
-            time_s = sum(self.time_s[hosts[0]][stage.first - 1 : stage.last])
+            time_s = sum(self.time_s[hosts[0]][stage.first - 1 : stage.last]) + self.stage_s[hosts[0]]
             pace_s, latency_s = max(pace_s, time_s / r), latency_s + time_s
             energy += time_s * (kind.get("watts_busy", 0.0) - kind.get("watts_idle", 0.0))
             idle_watts += r * kind.get("watts_idle", 0.0)
