@@ -162,7 +162,10 @@ def compare(folder: Path, name: str, runs: int) -> dict[str, Any]:
         "groups": generated.groups,
         "requests": setting.requests,
         "profiled_s": {
-            host: {f"{each['phase']} {each['tokens']} x {each['batch_size']}": sum(each["time_s"]) for each in found}
+            host: {
+                f"{each['phase']} {each['tokens']} x {each['batch_size']}": (sum(each["time_s"]), each["stage_s"])
+                for each in found
+            }
             for host, found in profiles.items()
         },
         "loopback_mbps": round(mbps),
@@ -170,7 +173,8 @@ def compare(folder: Path, name: str, runs: int) -> dict[str, Any]:
         "runs_tokens_s": [round(rate, 3) for rate in rates],
         "measured_tokens_s": round(median(rates), 3),
         "difference_percent": round(100 * (generated.tokens_s / median(rates) - 1), 2),
-        "step_s": parts_of_a_step(outcomes[0], setting.requests / generated.groups),
+        "step_s": {"predicted": generated.step_s} | parts_of_a_step(outcomes[0]),
+        "step_difference_percent": round(100 * (generated.step_s / (figures.step_s or 1.0) - 1), 2),
         "predicted_first_token_s": generated.ttft_s,
         "soonest_first_token_s": figures.soonest_first_token_s,
         "first_token_s": figures.first_token_s,
@@ -253,13 +257,13 @@ def steady(outcome: LiveResult) -> float:
     return outcome.generation.steady_tokens_s
 
 
-def parts_of_a_step(outcome: LiveResult, group: float) -> dict[str, Any]:
+def parts_of_a_step(outcome: LiveResult) -> dict[str, Any]:
     """Where the time of a group's step goes: what stages and links took, and what was predicted of them."""
     stages = outcome.stages
     return {
-        "measured": group / steady(outcome),
+        "median": outcome.generation and outcome.generation.step_s,
         "computing": {stage.host: stage.compute_s for stage in stages},
-        "predicted": {stage.host: stage.predicted_compute_s for stage in stages},
+        "predicted_computing": {stage.host: stage.predicted_compute_s for stage in stages},
         "sending": {stage.host: stage.send_s for stage in stages},
     }
 

@@ -6,7 +6,7 @@ import json
 import random
 import threading
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from itertools import pairwise
 from pathlib import Path
 from queue import Queue
@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 
 from dovetail.core.errors import InputError
+from dovetail.pipeline.live import decoding
 from dovetail.pipeline.live.decoding import DecodeStep, StageDecoder
 from dovetail.pipeline.live.generation import TokenStream
 from dovetail.pipeline.live.prompts import Prompts, end_tokens
@@ -111,14 +112,16 @@ class StageChain:
         dice: random.Random,
         dtype: str = "torch.float32",
         sampling: TokenSampling | None = None,
+        record: Callable[[Any], Any] | None = None,
     ) -> None:
+        self._record = record
         ends = [0, *cuts, LAYERS]
         self._parts = [model.chain.decoder(a + 1, b, dtype=dtype) for a, b in pairwise(ends)]
         self._dice, self._sampling = dice, sampling
 
     def run(self, work: TokenStream, first: int = 0, steps: int | None = None) -> int:
         """Feed a layout until everything has come out, or so many steps; gives the number of the next step."""
-        stages = [StageDecoder(part, "cpu", self._sampling) for part in self._parts]
+        stages = [StageDecoder(part, "cpu", self._sampling, self._record) for part in self._parts]
         between: list[deque[Any]] = [deque() for _ in range(len(stages) + 1)]
         work.restart(1)
         fed = out = first
@@ -145,6 +148,56 @@ def test_tokens_are_those_of_the_plain_model(model: PlainModel) -> None:
         work = stream(model, PROMPTS, 11)
         StageChain(model, cuts, random.Random(seed)).run(work)
         assert [sequence.tokens for sequence in work.sequences] == expected, cuts
+
+
+@pytest.mark.parametrize("lane_size", [1, 3])
+def test_steps_that_are_recorded_give_the_same_tokens(
+    model: PlainModel, lane_size: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With sequences of unlike lengths, which come and go; caches grow, and models with windows are left as is."""
+    monkeypatch.setattr(decoding, "_OFTEN", 2)
+    monkeypatch.setattr("dovetail.core.service.key_value_cache._ROOM", 5)
+    recorded = replayed = 0
+
+    def record(step: Callable[[], Any]) -> Callable[[], Any]:
+        nonlocal recorded
+        recorded += 1
+
+        def replay() -> Any:
+            nonlocal replayed
+            replayed += 1
+            return step()
+
+        return replay
+
+    whole = model.generate(PROMPTS, 25)
+    end = whole[0][7]
+    expected = [row[: row.index(end) + 1] if end in row else row for row in whole]
+    work = stream(model, PROMPTS, 25, ends=frozenset({end}), lane_size=lane_size)
+    StageChain(model, [1, 3], random.Random(lane_size), record=record).run(work)
+    assert [sequence.tokens for sequence in work.sequences] == expected
+    windows = model.chain.decoder(1, LAYERS).model.config.to_dict().get("use_sliding_window", False)
+    assert (replayed > 2 * recorded > 0) != windows
+
+
+def test_what_cannot_be_recorded_is_done_as_before(llama: PlainModel, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(decoding, "_OFTEN", 1)
+    tried = []
+
+    def fails(step: Callable[[], Any]) -> Any:
+        tried.append("")
+        raise RuntimeError("a stream that is captured cannot do this")
+
+    def errs(step: Callable[[], Any]) -> Any:
+        tried.append("")
+        return lambda: 2 * step()
+
+    for record in (fails, errs):
+        tried.clear()
+        work = stream(llama, PROMPTS, 6)
+        StageChain(llama, [3], random.Random(1), record=record).run(work)
+        assert [sequence.tokens for sequence in work.sequences] == llama.generate(PROMPTS, 6)
+        assert len(tried) == 2  # once by each stage
 
 
 def test_a_stage_that_was_warmed_up_has_forgotten_it(model: PlainModel) -> None:
@@ -295,7 +348,7 @@ def test_tokens_are_counted_while_all_sequences_are_decoded_by_one_plan(
         prefill_s=[], kv_mib=[], widths=[],
     )  # fmt: skip
     figures = work.figures(1, asked, asked)
-    assert (figures.predicted_tokens_s, figures.predicted_first_token_s) == (4.0, 3.0)
+    assert (figures.predicted_tokens_s, figures.predicted_first_token_s, figures.step_s) == (4.0, 3.0, 1.0)
     figures = work.figures(2, asked, again)  # not what the first plan said
     assert (figures.predicted_tokens_s, figures.predicted_first_token_s) == (2 / again.latency_s, None)
 

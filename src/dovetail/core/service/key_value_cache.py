@@ -6,7 +6,8 @@ writes one column, for all of them. Memory grows by more than is asked for, so t
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -17,13 +18,19 @@ _ROOM = 256  # tokens that are asked for ahead
 
 
 class RoomyLayer(DynamicLayer):  # type: ignore[no-untyped-call]
-    """A layer of a cache that has room for tokens to come."""
+    """A layer of a cache that has room for tokens to come. With `at`, a column that a tensor tells, a token is written
+    there and all columns are given: whatever they hold, places and sizes stay the same."""
 
     length = 0
+    at: Tensor | None = None
     keys: Any
     values: Any
 
     def update(self, key_states: Tensor, value_states: Tensor, *_: Any, **__: Any) -> tuple[Tensor, Tensor]:
+        if self.at is not None:
+            self.keys.index_copy_(2, self.at, key_states)
+            self.values.index_copy_(2, self.at, value_states)
+            return self.keys, self.values
         length = self.length + key_states.shape[-2]
         if not self.is_initialized or length > self.keys.shape[-2]:
             self._make_room(key_states, value_states, length)
@@ -33,7 +40,7 @@ class RoomyLayer(DynamicLayer):  # type: ignore[no-untyped-call]
         return self.keys[:, :, :length], self.values[:, :, :length]
 
     def _make_room(self, keys: Tensor, values: Tensor, length: int) -> None:
-        room = length + _ROOM
+        room = length + max(_ROOM, length // 2)
         new = [one.new_zeros((*one.shape[:2], room, one.shape[-1])) for one in (keys, values)]
         if self.is_initialized:
             for one, old in zip(new, (self.keys, self.values), strict=True):
@@ -61,6 +68,17 @@ class SequenceCache(Cache):
         """Forget what came behind so many tokens."""
         for layer in self.layers:
             layer.length = length
+
+    @contextmanager
+    def in_place(self, at: Tensor) -> Iterator[None]:
+        """Tokens are written at a column that a tensor tells, and all columns are given."""
+        for layer in self.layers:
+            layer.at = at
+        try:
+            yield
+        finally:
+            for layer in self.layers:
+                layer.at = None
 
     def keep(self, rows: Sequence[int], length: int) -> None:
         """Only these sequences are left, the longest of which has so many tokens."""

@@ -132,12 +132,10 @@ def profile_generation(
                 what = f"{profile['phase']}, {profile['tokens']} tokens, {profile['batch_size']} at once"
                 notice(f"{what}: other programs took {100 * busy:.0f} % of the time, so the profile is marked busy")
     if hand_over:
-        for size in sorted({profile["batch_size"] for profile in made}):
-            between = measure_hand_over(shape.hidden, kind, size, device, threads, cores)
-            for profile in made:
-                if profile["batch_size"] == size:
-                    profile["time_s"][0] = _rounded(profile["time_s"][0] + between.once_s)
-                    profile["stage_s"] = _rounded(profile["stage_s"] + between.stage_s)
+        between = measure_hand_over(shape.hidden, kind, max(counts), device, threads, cores)
+        for profile in made:
+            profile["time_s"][0] = _rounded(profile["time_s"][0] + between.once_s)
+            profile["stage_s"] = _rounded(profile["stage_s"] + between.stage_s)
     add(write=True)
     return made
 
@@ -161,7 +159,40 @@ def _rounds(
     ids = torch.randint(id_limit, (profile["batch_size"], profile["tokens"]), generator=random).to(device)
     run = (_reader if profile["phase"] == "prefill" else _stepper)(part, ids)
     with LayerClock(part.model.get_input_embeddings(), part.blocks, device) as clock:
-        return calm_rounds(lambda how, done: rounds_of(lambda: clock.times(run), how, done), effort, tell)
+        times, busy = calm_rounds(lambda how, done: rounds_of(lambda: clock.times(run), how, done), effort, tell)
+    if device.type == "cuda" and profile["phase"] == "decode":
+        whole_s = _recorded_s(part, ids, effort)
+        share = 1.0 if whole_s is None else whole_s / sum(map(statistics.median, times))
+        times = [[share * seconds for seconds in taken] for taken in times]
+    return times, busy
+
+
+def _recorded_s(part: Any, ids: torch.Tensor, effort: Effort) -> float | None:
+    """Seconds of a whole step as a stage on a GPU replays it; None if this model's cannot be recorded."""
+    import torch
+
+    from dovetail.core.service.key_value_cache import SequenceCache
+    from dovetail.pipeline.live.recorded_step import RecordedStep, cuda_graph, recordable
+
+    if not recordable(part):
+        return None
+    lengths, cache = [ids.shape[1] - 1] * len(ids), SequenceCache()
+    with torch.cuda.stream(torch.cuda.Stream(ids.device)):  # type: ignore[no-untyped-call]
+        part(ids[:, :-1], cache, **part.last_logits)
+        expected = part(ids[:, -1:], cache, **part.last_logits)
+        for layer in cache.layers:  # no more room than the context: a recorded step looks at all of it
+            layer.keys, layer.values = (kept[:, :, : ids.shape[1]].clone() for kept in (layer.keys, layer.values))
+        try:
+            step = RecordedStep(part, cache, ids[:, -1:], lengths, expected, cuda_graph)
+        except Exception:  # whatever a model's code does that a recording cannot hold
+            return None
+
+        def once() -> list[float]:
+            begin_s = perf_counter()
+            step.run(ids[:, -1:], lengths)[:, -1].float().argmax(-1).cpu()
+            return [perf_counter() - begin_s]
+
+        return statistics.median(rounds_of(once, effort)[0]) if step.same else None
 
 
 def _several(name: str, given: int | Sequence[int], least: int = 1) -> list[int]:
@@ -227,7 +258,7 @@ class LayerClock:
             hook.remove()
 
     def times(self, run: Callable[[], object]) -> list[float]:
-        """Seconds of the embedding, of each block, of what follows them, and of what else there is before the blocks."""
+        """Seconds of the embedding, of each block, of what follows them, and of all else before the blocks."""
         self._marks = []
         self._mark()
         run()

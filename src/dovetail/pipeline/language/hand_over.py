@@ -84,5 +84,5 @@ def _besides_s(
     found = run_plan(made, spec, hosts=settings, prompts=given, max_new_tokens=_TOKENS, in_flight=1)
     figures = found.generation
     assert figures is not None
-    assert figures.steady_tokens_s is not None
-    return sequences / figures.steady_tokens_s - sum(stage.compute_s or 0.0 for stage in found.stages)
+    assert figures.step_s is not None
+    return figures.step_s - sum(stage.compute_s or 0.0 for stage in found.stages)

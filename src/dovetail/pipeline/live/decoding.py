@@ -7,16 +7,19 @@ keep the same sequences, and none of them decides anything.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from msgspec import Struct
 
+from dovetail.pipeline.live.recorded_step import RecordedStep, cuda_graph, recordable
 from dovetail.pipeline.live.sampling import TokenSampler, TokenSampling
 
 if TYPE_CHECKING:
     import torch
 
 _WARM_UP = 16  # tokens of a prompt that is read before all others
+_OFTEN = 2  # steps of the same sequences before one is recorded
 
 
 class DecodeStep(Struct, frozen=True, array_like=True):
@@ -31,14 +34,29 @@ class DecodeStep(Struct, frozen=True, array_like=True):
 
 
 class StageDecoder:
-    """The layers of one stage, and its part of the caches of all lanes. One thread calls it."""
+    """The layers of one stage, and its part of the caches of all lanes. One thread calls it.
 
-    def __init__(self, part: Any, device: str, sampling: TokenSampling | None = None) -> None:
+    Where steps can be recorded (`record`; on a GPU they are), those of a lane are once nobody has come or gone for a
+    while, and replayed until somebody does.
+    """
+
+    def __init__(
+        self,
+        part: Any,
+        device: str,
+        sampling: TokenSampling | None = None,
+        record: Callable[[Any], Any] | None = None,
+    ) -> None:
         import torch
 
         self._sampler = TokenSampler(sampling) if sampling is not None and part.is_last else None
         self._part, self._device = part, torch.device(device)
         self._lanes: dict[int, Any] = {}
+        self._record = record or (cuda_graph if self._device.type == "cuda" else None)
+        if not recordable(part):
+            self._record = None
+        self._alike: dict[int, tuple[Any, int]] = {}  # by lane: its keys, and for how many steps they were these
+        self._recorded: dict[int, RecordedStep] = {}
 
     def warm_up(self) -> None:
         """Read a prompt and decode a token, and forget them: a GPU loads its libraries and kernels by that."""
@@ -60,7 +78,8 @@ class StageDecoder:
         assert step is not None
         with torch.inference_mode():
             self._forget(step)
-            out: torch.Tensor = self._read(value, step) if step.joins else self._step(value, step)
+            step_of = self._step if self._record is None else self._replayed
+            out: torch.Tensor = self._read(value, step) if step.joins else step_of(value, step)
             if not self._part.is_last:
                 return out
             return self._tokens(out[:, -1].float(), step)
@@ -81,6 +100,8 @@ class StageDecoder:
             self._lanes[step.lane].keep(step.keep, max(step.lengths))
         else:
             del self._lanes[step.lane]
+            self._recorded.pop(step.lane, None)
+            self._alike.pop(step.lane, None)
 
     def _read(self, prompt: torch.Tensor, step: DecodeStep) -> Any:
         from dovetail.core.service.key_value_cache import SequenceCache
@@ -107,3 +128,35 @@ class StageDecoder:
             return self._part(tokens, **given)
         mask = lengths_mask(step.lengths, self._device)
         return self._part(tokens, self._lanes[step.lane], attention_mask=mask, **given)
+
+    def _replayed(self, tokens: torch.Tensor, step: DecodeStep) -> Any:
+        """A step by its recording, if there is one; recorded, once it has been done often enough."""
+        cache, recorded = self._lanes[step.lane], self._recorded.get(step.lane)
+        if recorded is not None:
+            if recorded.fits(cache, step.lengths):
+                return recorded.run(tokens, step.lengths)
+            del self._recorded[step.lane]
+        out = self._step(tokens, step)
+        keys = cache.layers[0].keys
+        before, times = self._alike.get(step.lane, (None, 0))
+        times = times + 1 if before is keys else 1
+        self._alike[step.lane] = (keys, times)
+        if times == _OFTEN and max(step.lengths) + 1 < keys.shape[-2]:
+            self._try_to_record(tokens, step, out)
+        return out
+
+    def _try_to_record(self, tokens: torch.Tensor, step: DecodeStep, out: torch.Tensor) -> None:
+        """Record a step that was just done. A model that cannot be recorded, or gives something else then, goes on
+        without."""
+        assert self._record is not None
+        cache = self._lanes[step.lane]
+        try:
+            recorded = RecordedStep(self._part, cache, tokens, step.lengths, out, self._record)
+        except Exception:  # whatever a model's code does that a recording cannot hold
+            cache.back_to(max(step.lengths) + 1)
+            self._record = None
+            return
+        if recorded.same:
+            self._recorded[step.lane] = recorded
+        else:
+            self._record = None

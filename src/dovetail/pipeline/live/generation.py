@@ -40,13 +40,15 @@ class GeneratedSequence(Struct):
 
 class DecodingFigures(Struct, frozen=True, kw_only=True):
     """What generation came to. The steady rate is that of the time in which all sequences were being decoded, by the
-    plan that lived longest; predicted is what that plan says."""
+    plan that lived longest, and a step is the median time from a lane's token to its next then; predicted is what that
+    plan says."""
 
     sequences: int
     completed: int
     tokens: int
     tokens_s: float
     steady_tokens_s: float | None
+    step_s: float | None
     soonest_first_token_s: float | None  # over sequences: the prediction is for one that waits for no other
     first_token_s: float | None  # the median
     longest_first_token_s: float | None
@@ -60,6 +62,7 @@ class _LayoutTimes(Struct):
     sequences: int
     came_s: list[float] = field(default_factory=list)
     firsts_s: dict[int, float] = field(default_factory=dict)
+    steps_s: list[float] = field(default_factory=list)  # from one step of a lane to its next, once all are decoded
     ended_s: float | None = None  # when the first sequence was complete
 
     @property
@@ -74,6 +77,7 @@ class _LayoutTimes(Struct):
 class _Lane(Struct):
     rows: list[GeneratedSequence] = field(default_factory=list)
     keep: list[int] | None = None  # what the stages are to keep with the next step
+    came_s: float | None = None  # when its last step came
 
 
 class TokenStream:
@@ -174,6 +178,9 @@ class TokenStream:
             if joined is not None:
                 lane.rows.append(joined)
             given = [joined] if joined is not None else lane.rows
+            if lane.came_s is not None and joined is None and len(self._now.firsts_s) == self._now.sequences:
+                self._now.steps_s.append(now_s - lane.came_s)
+            lane.came_s = now_s
             for sequence, token in zip(given, found, strict=True):
                 sequence.tokens.append(token)
                 self.came_s.append(now_s)
@@ -202,6 +209,7 @@ class TokenStream:
             tokens=tokens,
             tokens_s=tokens / self.came_s[-1] if tokens and self.came_s[-1] > 0 else 0.0,
             steady_tokens_s=None if times is None else times.steady_tokens_s,
+            step_s=None if times is None or not times.steps_s else median(times.steps_s),
             soonest_first_token_s=min(firsts, default=None),
             first_token_s=median(firsts) if firsts else None,
             longest_first_token_s=max(firsts, default=None),
