@@ -180,6 +180,17 @@ def test_steps_that_are_recorded_give_the_same_tokens(
     assert (replayed > 2 * recorded > 0) != windows
 
 
+@pytest.mark.parametrize("dtype", ["torch.float32", "torch.bfloat16"])
+def test_recorded_steps_give_the_same_tokens_wherever_the_model_is_cut(llama: PlainModel, dtype: str) -> None:
+    """Also where they round otherwise than steps that are not recorded."""
+    found = []
+    for cuts in ([], [3], [2, 4]):
+        work = stream(llama, PROMPTS, 25, lanes=1, lane_size=len(PROMPTS))
+        StageChain(llama, cuts, random.Random(1), dtype, record=lambda step: step).run(work)
+        found.append([sequence.tokens for sequence in work.sequences])
+    assert found[0] == found[1] == found[2]
+
+
 def test_what_cannot_be_recorded_is_done_as_before(llama: PlainModel, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(decoding, "_OFTEN", 1)
     tried = []
