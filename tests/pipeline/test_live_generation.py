@@ -6,7 +6,7 @@ import json
 import random
 import threading
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from itertools import pairwise
 from pathlib import Path
 from queue import Queue
@@ -19,6 +19,7 @@ from dovetail.pipeline.live import decoding
 from dovetail.pipeline.live.decoding import DecodeStep, StageDecoder
 from dovetail.pipeline.live.generation import TokenStream
 from dovetail.pipeline.live.prompts import Prompts, end_tokens
+from dovetail.pipeline.live.recorded_step import RecordedStep
 from dovetail.pipeline.live.sampling import TokenSampling
 from dovetail.pipeline.models.load import load
 from dovetail.pipeline.models.spec import Chain, ModelSpec
@@ -189,6 +190,31 @@ def test_recorded_steps_give_the_same_tokens_wherever_the_model_is_cut(llama: Pl
         StageChain(llama, cuts, random.Random(1), dtype, record=lambda step: step).run(work)
         found.append([sequence.tokens for sequence in work.sequences])
     assert found[0] == found[1] == found[2]
+
+
+def test_what_a_recording_reads_is_held(llama: PlainModel) -> None:
+    """A graph knows addresses, not tensors: whoever replays it must keep them."""
+
+    def places(values: Iterable[Any]) -> set[int]:
+        return {each.untyped_storage().data_ptr() for each in values if isinstance(each, torch.Tensor)}
+
+    read: set[int] = set()
+
+    def record(step: Any) -> Callable[[], Any]:
+        read.update(places(cell.cell_contents for cell in step.__closure__))
+        found = step()
+        return lambda: found
+
+    from dovetail.core.service.key_value_cache import SequenceCache
+
+    part, cache = llama.chain.decoder(1, LAYERS), SequenceCache()
+    with torch.inference_mode():
+        part(torch.tensor([[1, 2, 3]]), cache)
+        out = part(torch.tensor([[4]]), cache)
+        recorded = RecordedStep(part, cache, torch.tensor([[4]]), [3], out, record)
+    assert recorded.same
+    assert len(read) == 2
+    assert read <= places(vars(recorded).values())
 
 
 def test_what_cannot_be_recorded_is_done_as_before(llama: PlainModel, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
 import sys
@@ -162,10 +163,13 @@ class StageWorker:
                 torch.set_num_threads(self._settings.threads)
             self._loaded = (job.model, load(job.model))
         chain, device = self._loaded[1], self._settings.device
+        gc.unfreeze()  # the layers of a job before this one can go
         if job.decodes:
             decoder = StageDecoder(chain.decoder(*job.layers, device, job.dtype), device, job.sampling)
             if device.startswith("cuda"):
                 decoder.warm_up()
+                gc.collect()
+                gc.freeze()  # what is loaded stays: to look through it again, as before a recording, takes long
             return decoder.run
         run = chain.part(*job.layers, device, job.dtype)
         return lambda value, _: run(value)
