@@ -8,7 +8,7 @@ import scipy.optimize
 
 from dovetail.cluster.goodput.batch import CANDIDATES, best_batch, split
 from dovetail.cluster.goodput.efficiency import efficiency
-from dovetail.cluster.goodput.fitting import Floats, fit, fit_all
+from dovetail.cluster.goodput.fitting import FitMemory, Floats, fit, fit_all
 from dovetail.cluster.goodput.throughput import LEAST, iteration_s
 
 LOWER, UPPER = np.array([LEAST] * 6 + [1.0]), np.array([np.inf] * 6 + [10.0])
@@ -78,6 +78,17 @@ def test_jobs_are_fitted_together_as_each_alone() -> None:
     points = [random_points(rng, widest, count) for widest, count in ((1, 1), (2, 3), (16, 20), (4, 9))]
     _, together = fit_all(points)
     assert together == pytest.approx([fit(of_job).objective for of_job in points], abs=1e-8)
+
+
+def test_remembered_fits_do_not_depend_on_who_else_was_asked_for() -> None:
+    rng = np.random.default_rng(2)
+    points = [random_points(rng, widest, count) for widest, count in ((1, 1), (2, 9), (16, 20), (4, 9), (8, 20))]
+    memory, together = FitMemory(most=3), FitMemory().numbers([*points, points[1]])
+    for _ in range(2):
+        for of_job, expected in zip(points, together, strict=False):
+            assert memory.numbers([of_job])[0].tolist() == expected.tolist()
+            assert len(memory) <= 3
+    assert together[5].tolist() == together[1].tolist()
 
 
 def test_one_point_is_met_exactly_and_growth_looks_good() -> None:

@@ -58,6 +58,32 @@ def fit(points: ArrayLike, start: Floats | None = None) -> Fit:
     return Fit(numbers[0], float(objective[0]))
 
 
+class FitMemory:
+    """Fits that are remembered: jobs of one application that grow alike see the same points."""
+
+    def __init__(self, most: int = 4096) -> None:
+        self._most = most
+        self._fits: dict[bytes, Floats] = {}  # by points, who was asked for last at the end
+
+    def __len__(self) -> int:
+        return len(self._fits)
+
+    def numbers(self, points: Sequence[Floats]) -> list[Floats]:
+        """The seven numbers of every job. They do not depend on who else is asked for: sums over as many points are
+        rounded alike."""
+        keys, fits = [of_job.tobytes() for of_job in points], self._fits
+        new = {key: of_job for key, of_job in zip(keys, points, strict=True) if key not in fits}
+        for length in sorted(set(map(len, new))):
+            alike = [key for key in new if len(key) == length]
+            fits |= dict(zip(alike, fit_all([new[key] for key in alike])[0], strict=True))
+        for key in keys:
+            fits[key] = fits.pop(key)
+        found = [fits[key] for key in keys]
+        for key in list(fits)[: max(len(fits) - self._most, 0)]:
+            del fits[key]
+        return found
+
+
 def fit_all(points: Sequence[Floats], start: Floats | None = None) -> tuple[Floats, Floats]:
     """The same for several jobs at once: numbers by job, and objectives."""
     jobs, longest = len(points), max(len(of_job) for of_job in points)

@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 from numpy.typing import NDArray
 
-from dovetail.cluster.goodput.fitting import fit_all
+from dovetail.cluster.goodput.fitting import FitMemory
 from dovetail.cluster.optimise.goodputs import Configurations, Goodputs, limits
 from dovetail.cluster.optimise.shares import nothing
 from dovetail.cluster.policies.base import AdaptiveJobs, Allocation, Floats, Ints, Problem
@@ -172,6 +172,7 @@ class _History:
         self._points: dict[tuple[int, int], dict[tuple[float, ...], Floats]] = {}
         self._sizes: dict[tuple[int, int], set[tuple[int, int]]] = {}  # servers and accelerators that jobs had
         self._fitted: dict[tuple[int, int], int] = {}  # points at the last fit
+        self._fits = FitMemory()
         self.numbers: Floats = np.zeros((0, 0, 7))
         self.widest: Ints = np.zeros((0, 0), dtype=np.int64)
 
@@ -209,6 +210,6 @@ class _History:
                 if len(seen) > _MORE_POINTS * self._fitted.get((of, on), 0):
                     due.add((of, on))
         if due:
-            numbers, _ = fit_all([np.array(list(self._points[at].values())) for at in sorted(due)])
+            numbers = self._fits.numbers([np.array(list(self._points[at].values())) for at in sorted(due)])
             for at, found in zip(sorted(due), numbers, strict=True):
                 self.numbers[at], self._fitted[at] = found, len(self._points[at])

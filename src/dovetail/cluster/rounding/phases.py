@@ -18,7 +18,7 @@ from msgspec import Struct, field
 
 from dovetail.cluster.goodput.application import NOTHING, Application, Batch, Shape
 from dovetail.cluster.goodput.batch import best_batch
-from dovetail.cluster.goodput.fitting import fit_all
+from dovetail.cluster.goodput.fitting import FitMemory
 from dovetail.cluster.inputs.setup import AdaptiveKinds
 from dovetail.cluster.policies.base import AdaptiveJobs, Floats, Ints, PhasedJobs
 
@@ -66,6 +66,7 @@ class Phases:
         self._types, self._per_server, self._kinds, self._tunes = types, per_server, adaptive, tunes
         self._phased, self._wide_as_others = phased, wide_as_others
         self.jobs: dict[int, Training] = {}
+        self._fits = FitMemory()
         self._widest: dict[str, int] = {}  # that a job of each application has been, also those that are done
 
     def copied(self) -> Phases:
@@ -131,7 +132,7 @@ class Phases:
         todo = [(me, on) for me in who for on in sorted(me.outdated)]
         if not todo:
             return
-        numbers, _ = fit_all([np.array(list(me.points[on].values())) for me, on in todo])
+        numbers = self._fits.numbers([np.array(list(me.points[on].values())) for me, on in todo])
         for (me, on), found in zip(todo, numbers, strict=True):
             me.numbers[on] = found
             me.outdated.discard(on)
