@@ -18,13 +18,15 @@ from dovetail.core.journal import Header, Writer
 from dovetail.core.resources import Device, DeviceType, Pool
 from dovetail.report.collect import collect
 from dovetail.report.html import page
+from dovetail.report.look import number
 from dovetail.workflow.words import WORDS as WORKFLOW
 from tests.waiting import PATIENCE_S
 
 if TYPE_CHECKING:
-    from playwright.sync_api import Browser, BrowserContext, Page
+    from playwright.sync_api import Browser, BrowserContext, Locator, LocatorAssertions, Page
 
 EVIL = "</script><script>window.evil = 1</script><img src=x onerror='window.evil = 2'>"
+DRAWN = "canvas[data-drawn]:not([data-drawn='0'])"
 _FLAGS = [
     "--no-sandbox",
     "--headless",
@@ -57,6 +59,14 @@ def browser() -> Iterator[Browser]:
         running.close()
 
 
+def expect(what: Locator) -> LocatorAssertions:
+    """What is to come about, however long a busy machine takes."""
+    from playwright.sync_api import expect as wait_for
+
+    wait_for.set_options(timeout=1000 * PATIENCE_S)
+    return wait_for(what)
+
+
 def new_context(browser: Browser, **options: Any) -> BrowserContext:
     """One that waits as long as a busy machine takes."""
     context = browser.new_context(**options)
@@ -64,10 +74,10 @@ def new_context(browser: Browser, **options: Any) -> BrowserContext:
     return context
 
 
-def journal(path: Path, policy: str, kinds: int = 5, works: int = 60) -> Path:
+def journal(path: Path, policy: str, kinds: int = 5, works: int = 60, type_: str = "a100") -> Path:
     """Back-to-back work on four GPUs; the first part of all is 20 s long on GPU 0, after 5 s of loading."""
     rng = random.Random(policy)
-    pool = Pool(tuple(Device(i, "a100", 0) for i in range(4)), {"a100": DeviceType("a100")})
+    pool = Pool(tuple(Device(i, type_, 0) for i in range(4)), {type_: DeviceType(type_)})
     begin = [Arrived("w0", "t"), Start("w0", "first", EVIL, (0,), 0.0, 20.0, "the only one", 5.0)]
     steps: list[tuple[float, list[Any]]] = [(0.0, begin), (25.0, [Finished("w0", "first"), Complete("w0")])]
     free = [25.0, 0.0, 0.0, 0.0]
@@ -98,7 +108,7 @@ class Opened:
         tab.on("request", lambda request: self.requests.append(request.url))
         tab.goto(file.as_uri())
         self.canvas = tab.locator("canvas:visible").first
-        tab.wait_for_function("[...document.querySelectorAll('canvas')].some(canvas => canvas.dataset.drawn > 0)")
+        tab.locator(f"{DRAWN} >> visible=true").first.wait_for()
 
     def view(self) -> tuple[float, float]:
         self.tab.evaluate("new Promise(done => requestAnimationFrame(() => requestAnimationFrame(done)))")
@@ -110,6 +120,14 @@ class Opened:
         box = self.canvas.bounding_box()
         assert box
         self.tab.mouse.move(box["x"] + x * box["width"], box["y"] + y)
+
+    def at_time(self, t: float, y: float) -> None:
+        """Move the mouse to an instant that is in view."""
+        low, high = self.view()
+        left, width = map(float, (self.canvas.get_attribute("data-plot") or "").split(","))
+        box = self.canvas.bounding_box()
+        assert box
+        self.at((left + (t - low) / (high - low) * width) / box["width"], y)
 
     def colours(self) -> dict[str, int]:
         """How many pixels of the canvas have which colour."""
@@ -213,36 +231,45 @@ def test_a_click_follows_a_request_and_the_search_finds_one(opened: Opened) -> N
     opened.at(0.2, 48)
     opened.tab.mouse.down()
     opened.tab.mouse.up()
-    assert "w0: 1 bar" in status.inner_text()
+    expect(status).to_contain_text("w0: 1 bar")
     opened.tab.get_by_role("searchbox").fill("w17")
-    assert "w17: 1 bar" in status.inner_text()
+    expect(status).to_contain_text("w17: 1 bar")
     low, high = opened.view()
     assert high - low < 20
     opened.tab.get_by_role("searchbox").fill("nobody")
-    assert "no request here is called “nobody”" in status.inner_text()
+    expect(status).to_contain_text("no request here is called “nobody”")
 
 
-def test_near_enough_every_bar_of_many_is_there_with_its_reason(browser: Browser, tmp_path: Path) -> None:
-    """Ten thousand requests: the search has their true figures, and one that is near tells why it went where it did."""
+@pytest.mark.parametrize("finest", [False, True], ids=["all drawn", "in pieces"])
+def test_near_enough_every_bar_of_many_is_there_with_its_reason(browser: Browser, tmp_path: Path, finest: bool) -> None:
+    """Ten thousand requests: the search has their true figures, and one that is near tells why it went where it did;
+    also where what is drawn from afar is merged, and the rest is read from inside the page."""
     file = tmp_path / "page.html"
-    file.write_text(page([collect(journal(tmp_path / "many.jsonl", "many", works=10_000))]), encoding="utf-8")
+    limits = {"max_bars": 300} if finest else {}
+    story = collect(journal(tmp_path / "many.jsonl", "many", works=10_000), **limits)
+    assert bool(story.finest) == finest
+    file.write_text(page([story]), encoding="utf-8")
+    every = collect(tmp_path / "many.jsonl").bars
     context = new_context(browser, viewport={"width": 1280, "height": 900})
     seen = Opened(context.new_page(), file)
-    assert 100 < int(seen.canvas.get_attribute("data-drawn") or 0) <= 10_000
-    seen.tab.get_by_role("searchbox").fill("w7001")
-    low, high = seen.view()
-    assert high - low < 20
-    told = seen.tab.locator(".status").inner_text()
-    bars = "JSON.parse(document.getElementById('data').textContent).runs[0]"
-    found = seen.tab.evaluate(
-        f"(run => {{ const i = run.bars.w.indexOf(run.strings.indexOf('w7001')), b = run.bars; "
-        f"return [b.d[i], b.b[i] - b.a[i] + b.q[i]]; }})({bars})"
-    )
-    assert f"w7001: 1 bar, {found[1]:.4g}" in told.replace(" s from", "")[:40]
-    seen.at(0.55, 30 + 36 * found[0] + 18)
-    text = seen.tab.locator("#tip").inner_text()
-    assert "w7001 / p" in text
-    assert "it is its turn" in text
+    assert int(seen.canvas.get_attribute("data-drawn") or 0) <= (10_000 if not finest else 300)
+    for job in ("w7001", "w2"):  # in another piece
+        seen.tab.get_by_role("searchbox").fill(job)
+        (wanted,) = [bar for bar in every if bar.job == job]
+        took_s = wanted.end_s - wanted.start_s + wanted.wait_s
+        expect(seen.tab.locator(".status")).to_contain_text(f"{job}: 1 bar, {number(took_s)} s from first ready")
+        low, high = seen.view()
+        assert high - low < 20
+        if finest:
+            seen.tab.locator("canvas[data-near='all']").wait_for()
+        middle = (wanted.start_s + wanted.setup_s + wanted.end_s) / 2
+        seen.at_time(middle, 30 + 36 * wanted.devices[0] + 18)
+        expect(seen.tab.locator("#tip")).to_contain_text(f"{job} / p")
+        expect(seen.tab.locator("#tip")).to_contain_text("it is its turn")
+        expect(seen.tab.locator("#tip")).to_contain_text(number(wanted.run_s))
+    seen.tab.get_by_role("button", name="Whole run").click()
+    if finest:
+        seen.tab.locator("canvas[data-near='']").wait_for()
     assert seen.complaints == []
     context.close()
 
@@ -279,7 +306,7 @@ def test_tabs_show_one_run_at_a_time(opened: Opened) -> None:
     assert sum(shown) == 1
     opened.tab.get_by_role("tab", name="affinity").click()
     assert [runs.nth(i).is_visible() for i in range(3)] == [False, True, False]
-    opened.tab.wait_for_function("document.querySelectorAll('canvas')[1].dataset.drawn > 0")
+    opened.tab.locator(f"{DRAWN} >> visible=true").first.wait_for()
     whole = opened.view()
     opened.tab.locator("article.run:visible [data-do='+']").click()
     near = opened.view()
@@ -291,6 +318,41 @@ def test_tabs_show_one_run_at_a_time(opened: Opened) -> None:
     opened.tab.get_by_role("tab", name="affinity").click()
     opened.tab.keyboard.press("ArrowRight")
     assert [runs.nth(i).is_visible() for i in range(3)] == [False, False, True]
+
+
+def test_pools_stand_apart_and_whatever_names_a_run_leads_to_it(browser: Browser, tmp_path: Path) -> None:
+    """Of five policies on two kinds of GPU: each kind has its ranking, and dashes and marks tell curves apart."""
+    names = [(policy, type_) for type_ in ("a100", "l4") for policy in "abcde"]
+    stories = [collect(journal(tmp_path / f"{p}-{t}.jsonl", p, type_=t)) for p, t in names]
+    file = tmp_path / "page.html"
+    file.write_text(page(stories), encoding="utf-8")
+    context = new_context(browser, viewport={"width": 1280, "height": 900})
+    seen = Opened(context.new_page(), file)
+    tab, runs = seen.tab, seen.tab.locator("article.run")
+    comparison = tab.locator("section.comparison")
+    assert comparison.locator("h3").all_inner_texts() == ["4 x a100", "4 x l4"]
+    assert comparison.locator("table").count() == 2
+    assert comparison.locator("rect.best").count() >= 6  # the best of three figures in both
+    assert [each.inner_text() for each in tab.get_by_role("tab").all()] == [f"{p}, 4 x {t}" for p, t in names]
+    curves = comparison.locator("svg").filter(has=tab.locator("polyline"))
+    for i in range(2):
+        drawn = (
+            curves.nth(i)
+            .locator("a:has(polyline)")
+            .evaluate_all(
+                "links => links.map(link => [link.querySelector('polyline').style.strokeDasharray, "
+                "link.querySelectorAll('circle, path').length > 0])"
+            )
+        )
+        assert len({tuple(each) for each in drawn}) == len(drawn) == 5
+    ways = ("a[href='#run-7'] rect.bar", "a[href='#run-7'] text", "td a[href='#run-7']", "a[href='#run-7'] .target")
+    for way in ways:
+        tab.get_by_role("tab").first.click()
+        assert runs.nth(0).is_visible()
+        tab.locator(way).first.dispatch_event("click")
+        expect(runs.nth(7)).to_be_visible()
+    assert seen.complaints == []
+    context.close()
 
 
 @pytest.mark.parametrize("opened", [(["fifo"], {"viewport": {"width": 380, "height": 800}})], indirect=True)
@@ -350,7 +412,7 @@ def test_jobs_that_share_an_accelerator_lie_below_each_other(browser: Browser, t
         seen.at(0.5, 58)
         assert "job 1 / lease 1" in tip.inner_text()
     tab.get_by_role("searchbox").fill("3")
-    assert "job 3: 1 bar" in tab.locator(".status").inner_text()
+    expect(tab.locator(".status")).to_contain_text("job 3: 1 bar")
     assert seen.complaints == []
 
 

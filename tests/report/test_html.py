@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Callable
 from html.parser import HTMLParser
@@ -10,11 +9,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from dovetail.core.events import Arrived, Complete, Finished, Reject, Start
 from dovetail.report.charts import Mark, _distribution
 from dovetail.report.collect import collect
 from dovetail.report.html import page
+from dovetail.report.look import facets, names
+from tests.report_pages import bars_of, data_of, piece_ids
 
 Write = Callable[..., Path]
 EVIL = "</script><script>alert(1)</script><img src=x onerror=alert(2)> & \"quoted\" 'x'"
@@ -52,13 +54,6 @@ class Elements(HTMLParser):
             self.text += " ".join(data.split()) + "\n"
 
 
-def data_of(text: str) -> dict[str, Any]:
-    found = re.search(r'<script type="application/json" id="data">(.*?)</script>', text, re.S)
-    assert found
-    loaded: dict[str, Any] = json.loads(found[1])
-    return loaded
-
-
 def test_the_page_shows_the_run_and_its_distance_from_the_bound(write: Write) -> None:
     seen = Elements(page([collect(write())]))
     assert "policy\nfifo" in seen.text
@@ -73,16 +68,18 @@ def test_the_page_shows_the_run_and_its_distance_from_the_bound(write: Write) ->
 
 
 def test_the_data_hold_every_bar_once_per_group_of_neighbours(write: Write) -> None:
-    data = data_of(page([collect(write())]))
-    (run,) = data["runs"]
-    bars, strings = run["bars"], run["strings"]
-    assert {len(column) for column in bars.values()} == {4}
-    assert bars["d"] == [0, 1, 1, 0]
-    assert bars["s"] == [1, 2, 2, 1]
-    assert [strings[i] for i in bars["v"]] == ["GPU 0", "GPU 1-2", "GPU 1-2", "GPU 0"]
-    assert [data["kinds"][k][0] for k in bars["k"]] == ["llm", "sd", "sd", "sd"]
-    assert bars["q"] == [0, 0, 2, 1]
-    assert [strings[i] if i >= 0 else None for i in bars["r"]] == [None, None, None, "llm"]
+    text = page([collect(write())])
+    (run,) = data_of(text)["runs"]
+    bars = sorted(bars_of(text), key=lambda bar: bar["end_s"] - bar["length_s"])
+    assert [(bar["device"], bar["span"], bar["on"]) for bar in bars] == [
+        (0, 1, "GPU 0"),
+        (1, 2, "GPU 1-2"),
+        (1, 2, "GPU 1-2"),
+        (0, 1, "GPU 0"),
+    ]
+    assert [bar["kind"] for bar in bars] == ["llm", "sd", "sd", "sd"]
+    assert [bar["wait_s"] for bar in bars] == [0, 0, 2, 1]
+    assert [bar["replaces"] for bar in bars] == [None, None, None, "llm"]
     assert len(run["devices"]) == 3
 
 
@@ -91,8 +88,8 @@ def test_devices_that_are_not_neighbours_are_drawn_apart(write: Write) -> None:
         (0.0, [Arrived("a", "t"), Start("a", "p", "llm", (0, 2), 0.0, 1.0, "")]),
         (1.0, [Finished("a", "p"), Complete("a")]),
     ]
-    bars = data_of(page([collect(write(steps=steps))]))["runs"][0]["bars"]
-    assert (bars["d"], bars["s"]) == ([0, 2], [1, 1])
+    bars = bars_of(page([collect(write(steps=steps))]))
+    assert [(bar["device"], bar["span"]) for bar in bars] == [(0, 1), (2, 1)]
 
 
 def test_names_from_users_are_text_and_never_markup(write: Write) -> None:
@@ -105,10 +102,10 @@ def test_names_from_users_are_text_and_never_markup(write: Write) -> None:
     text = page([collect(path), collect(path)], title=EVIL)
     seen = Elements(text)
     assert "img" not in seen.count
-    assert seen.count["script"] == Elements(tame).count["script"] == 2
+    assert seen.count["script"] == Elements(tame).count["script"] + 2 == 6  # two more texts for the second run
     assert not [name for name, _ in seen.attributes if name.startswith("on")]
     assert EVIL in seen.text
-    assert EVIL in data_of(text)["runs"][0]["strings"]
+    assert all(bars_of(text)[0][name] == EVIL for name in ("job", "task", "kind", "why", "replaces"))
 
 
 @pytest.mark.parametrize("count", [1, 3])
@@ -120,7 +117,7 @@ def test_the_page_loads_nothing(write: Write, count: int) -> None:
     assert not {"link", "iframe", "img", "object", "embed"} & set(seen.count)
     links = [value for name, value in seen.attributes if name in ("src", "href", "srcset")]
     assert {*links} <= {f"#run-{i}" for i in range(count)}  # places on the page itself
-    assert len(links) == (3 * count if count > 1 else 0)
+    assert len(links) == (6 * count if count > 1 else 0)  # three bars, a curve, its name, a row
     assert "default-src 'none'" in text
 
 
@@ -136,20 +133,60 @@ def test_several_runs_are_compared_and_share_colours_and_time(write: Write, step
     assert [value for name, value in seen.attributes if name == "role"].count("tab") == 2
 
 
+def test_other_work_is_not_ranked_together(write: Write) -> None:
+    """By what a level says of its requests; a run that says nothing is compared with all on the same devices."""
+    one, same, other = (collect(write(n, requests={"sha256": n[0]}, policy=n)) for n in ("a1", "a2", "b"))
+    silent = collect(write("silent", policy="silent"))
+    assert [members for _, members in facets([one, other, same, silent])] == [[0, 2, 3], [1]]
+    title = "2 x a100, 1 x l4"
+    assert facets([one, same]) == [(title, [0, 1])]
+    assert "Runs on other devices, or of other work, stand apart" in page([one, other])
+    assert names([one, replace(one, header=replace(one.header, pool=one.header.pool))]) == ["a1 (1)", "a1 (2)"]
+
+
 def test_a_run_that_did_not_end_says_so(write: Write) -> None:
     assert "This run did not end" in Elements(page([collect(write(summary=None))])).text
     assert "This run did not end" not in Elements(page([collect(write())])).text
 
 
-def test_what_was_merged_is_said(write: Write) -> None:
-    steps: list[Any] = []
-    for i in range(200):
-        steps.append((i * 1.0, [Arrived(f"w{i}", "t"), Start(f"w{i}", "p", "llm", (0,), i * 1.0, 1.0, "")]))
-        steps.append((i + 1.0, [Finished(f"w{i}", "p"), Complete(f"w{i}")]))
-    text = page([collect(write(steps=steps), max_bars=40)])
-    drawn = len(data_of(text)["runs"][0]["bars"]["d"])
+def chain(count: int, each_s: float = 1.0) -> list[Any]:
+    """One after the other on device 0, and one as long as all on device 1."""
+    end_s = count * each_s
+    steps: list[Any] = [(0.0, [Arrived("long", "t"), Start("long", "p", "sd", (1,), 0.0, end_s, "alone")])]
+    for i in range(count):
+        t = i * each_s
+        steps.append((t, [Arrived(f"w{i}", "t"), Start(f"w{i}", "p", "llm", (0,), t, each_s, f"because {i}")]))
+        steps.append((t + each_s, [Finished(f"w{i}", "p"), Complete(f"w{i}")]))
+    return [*steps, (end_s, [Finished("long", "p"), Complete("long")])]
+
+
+def test_what_was_merged_is_said_where_the_finest_level_is_left_out(write: Write) -> None:
+    text = page([collect(write(steps=chain(200)), max_bars=40, max_finest=100)])
+    drawn = len(bars_of(text))
     assert drawn <= 40
-    assert f"200 bars are drawn as {drawn}" in Elements(text).text
+    assert f"201 bars are drawn as {drawn}" in Elements(text).text
+    assert piece_ids(text) == ["bars-0"]
+
+
+def test_the_finest_level_has_every_bar_with_its_reason(write: Write) -> None:
+    """In pieces, each of which says over what time it is needed; a bar too long for that is drawn from afar too."""
+    count, each_s = 20_000, 0.3
+    text = page([collect(write(steps=chain(count, each_s)), max_bars=400)])
+    assert "are merged" not in Elements(text).text
+    run, (whole, *pieces) = data_of(text)["runs"][0], piece_ids(text)
+    far = bars_of(text, whole)
+    assert len(far) <= 400
+    assert [bar["job"] for bar in far if bar["merged"] == 1 and bar["length_s"] > run["short"]] == ["long"]
+    assert len(pieces) == len(run["finest"]) == 3
+    near = [(about, bar) for about, piece in zip(run["finest"], pieces, strict=True) for bar in bars_of(text, piece)]
+    assert [bar["job"] for _, bar in near if bar["job"] != "long"] == [f"w{i}" for i in range(count)]
+    assert len(near) == count + 1
+    for i, (about, bar) in enumerate(each for each in near if each[1]["job"] != "long"):
+        assert bar["why"] == f"because {i}"
+        assert bar["end_s"] == pytest.approx((i + 1) * each_s, abs=1e-4)
+        assert bar["length_s"] == pytest.approx(each_s, rel=2e-5)
+        assert about[0] - 1e-4 <= bar["end_s"] - bar["length_s"] < bar["end_s"] <= about[1] + 1e-4
+    assert max(about[1] - about[0] for about in run["finest"]) < 0.5 * count * each_s
 
 
 def test_a_schedule_below_its_bound_is_called_wrong(write: Write) -> None:

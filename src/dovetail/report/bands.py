@@ -8,11 +8,12 @@ from html import escape
 
 from msgspec import Struct
 
-from dovetail.report.charts import label, legend, line_style
+from dovetail.report.charts import label, legend, line_style, linked, marked, shape
 from dovetail.report.look import PALETTE, number, ticks
 
 _WIDTH, _HEIGHT, _LEFT, _RIGHT, _ABOVE, _BELOW = 640.0, 310.0, 62.0, 18.0, 30.0, 44.0
 _WIDE = 1.6  # times the highest point: bands beyond it are cut off, so that lines can still be told apart
+_SHAPES = 5  # marks of a line whose points are not told
 _STEEP = 20.0  # the largest over the least value from which on a logarithmic axis reads better
 
 
@@ -27,12 +28,13 @@ class Point(Struct):
 
 
 class Line(Struct):
-    """A line of points from left to right; `missing` are places without a value, and why."""
+    """A line of points from left to right; `missing` are places without a value, and why. It may lead to a run."""
 
     name: str
     colour: int
     points: list[Point]
     missing: list[tuple[float, str]] = []
+    link: str = ""
 
 
 class Axis(Struct):
@@ -48,7 +50,13 @@ class Axis(Struct):
 
 
 def band_chart(
-    x: Axis, y: Axis, lines: Sequence[Line], what: str, names: Sequence[str] = (), width: float = _WIDTH
+    x: Axis,
+    y: Axis,
+    lines: Sequence[Line],
+    what: str,
+    names: Sequence[str] = (),
+    width: float = _WIDTH,
+    links: Sequence[str] = (),
 ) -> str:
     """The chart, with a legend of these names. Places without a value are crosses at its upper edge."""
     points = [point for line in lines for point in line.points]
@@ -58,7 +66,7 @@ def band_chart(
     floor, right = _HEIGHT - _BELOW, width - _RIGHT
     at_x = _place_x(x, every, right)
     at_y, levels = _place_y(y, points)
-    named, rows = legend(names, _LEFT, right, _HEIGHT + 12) if names else ([], 0)
+    named, rows = legend(names, _LEFT, right, _HEIGHT + 12, links) if names else ([], 0)
     high = _HEIGHT + 18 * rows
     style = "chart" if width == _WIDTH else "chart full"
     out = [f'<svg viewBox="0 0 {width:g} {high:g}" role="img" class="{style}"><title>{escape(what)}</title>']
@@ -119,15 +127,15 @@ def _drawn(line: Line, at_x: Callable[[float], float], at_y: Callable[[float], f
     style = line_style(line.colour)
     path = " ".join(f"{at_x(p.x):.1f},{at_y(p.y):.1f}" for p in line.points)
     out = [f'<polyline class="line" points="{path}" {style}><title>{escape(line.name)}</title></polyline>']
-    colour = PALETTE[line.colour % len(PALETTE)]
-    for p in line.points:
-        if p.told:
-            fill = "var(--card)" if p.open else colour
-            out.append(
-                f'<circle cx="{at_x(p.x):.1f}" cy="{at_y(p.y):.1f}" r="3.6" style="fill:{fill};stroke:{colour};'
-                f'stroke-width:1.6"><title>{escape(p.told)}</title></circle>'
-            )
-    return out
+    if line.link:  # a broad one that the mouse can hit
+        out.append(f'<polyline class="line target" points="{path}"><title>{escape(line.name)}</title></polyline>')
+    shown = [p for p in line.points if p.told]
+    if not shown and marked(line.colour):  # not where the marks of others are
+        every = max(len(line.points) // _SHAPES, 1)
+        shown = line.points[3 * line.colour % every :: every]
+    fill = {True: "var(--card)", False: ""}
+    out += [shape(line.colour, at_x(p.x), at_y(p.y), fill[p.open], p.told or line.name) for p in shown]
+    return [linked("".join(out), line.link)]
 
 
 def _crosses(lines: Sequence[Line], at_x: Callable[[float], float]) -> list[str]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from heapq import heappop, heappush
 from typing import Any
 
@@ -260,8 +260,12 @@ class Shelf:
     [(0.0, 3.0, 3), (3.0, 5.0, 2), (5.0, 6.0, 1)]
     """
 
-    def __init__(self, limit: int, from_s: float = 0.0, to_s: float | None = None) -> None:
+    def __init__(
+        self, limit: int, from_s: float = 0.0, to_s: float | None = None, every: Callable[[Bar], None] | None = None
+    ) -> None:
+        """Once there are too many, `every` is given each bar as it was before it may be merged."""
         self.limit = limit
+        self._every = every
         self.resolution_s = 0.0
         self.seen = 0
         self.outside = 0
@@ -275,8 +279,17 @@ class Shelf:
             self.outside += 1
             return
         self._bars.append(bar)
+        if self.resolution_s:
+            self._tell(bar)
         if len(self._bars) > self.limit:
+            if not self.resolution_s:
+                for each in self._bars:
+                    self._tell(each)
             self._shrink()
+
+    def _tell(self, bar: Bar) -> None:
+        if self._every is not None:
+            self._every(bar)
 
     def take(self) -> list[Bar]:
         """The bars kept, in the order of their start; the shelf is empty afterwards."""

@@ -92,12 +92,42 @@ def staircase(values_s: Sequence[float]) -> list[tuple[float, float]]:
     return list(zip(at.tolist(), shares.tolist(), strict=True))
 
 
+_DASHES = ("none", "8 4", "2 3", "10 3 2 3")
+
+
 def line_style(i: int) -> str:
-    dashes = ("none", "8 4", "2 3", "10 3 2 3")[i % 4]
-    return f'style="stroke:{PALETTE[i % len(PALETTE)]};stroke-dasharray:{dashes}"'
+    return f'style="stroke:{PALETTE[i % len(PALETTE)]};stroke-dasharray:{_DASHES[i % len(_DASHES)]}"'
 
 
-def legend(names: Sequence[str], left: float, right: float, y: float) -> tuple[list[str], int]:
+def marked(i: int) -> bool:
+    """Whether a line needs marks, as there are more lines than dashes."""
+    return i >= len(_DASHES)
+
+
+def shape(i: int, x: float, y: float, fill: str = "", told: str = "") -> str:
+    """The mark of a line's points: with its dashes it tells the line from the others without colour."""
+    forms = (
+        f'<circle cx="{x:.1f}" cy="{y:.1f}" r="3.6"',
+        f'<path d="M{x:.1f},{y - 4.6:.1f}l4.4,8h-8.8z"',
+        f'<path d="M{x - 3.4:.1f},{y - 3.4:.1f}h6.8v6.8h-6.8z"',
+        f'<path d="M{x:.1f},{y - 4.8:.1f}l4.8,4.8l-4.8,4.8l-4.8,-4.8z"',
+        f'<path d="M{x:.1f},{y + 4.6:.1f}l4.4,-8h-8.8z"',
+    )
+    colour = PALETTE[i % len(PALETTE)]
+    form = forms[i // len(_DASHES) % len(forms)]
+    title = f"<title>{escape(told)}</title>" if told else ""
+    end = form[1 : form.index(" ")]
+    return f'{form} style="fill:{fill or colour};stroke:{colour};stroke-width:1.6">{title}</{end}>'
+
+
+def linked(parts: str, link: str) -> str:
+    """What leads to a run of the page, if it is one."""
+    return f'<a href="#{link}">{parts}</a>' if link else parts
+
+
+def legend(
+    names: Sequence[str], left: float, right: float, y: float, links: Sequence[str] = ()
+) -> tuple[list[str], int]:
     """Names with a piece of their line, in as many rows as they need."""
     out: list[str] = []
     x, rows = left, 1
@@ -107,8 +137,9 @@ def legend(names: Sequence[str], left: float, right: float, y: float) -> tuple[l
         if x + length > right and x > left:
             x, rows = left, rows + 1
         level = y + 18 * (rows - 1)
-        out.append(f'<path class="line" d="M{x:.1f},{level - 4:.1f}h26" {line_style(i)}/>')
-        out.append(label(x + 33, level, text, "start"))
+        parts = f'<path class="line" d="M{x:.1f},{level - 4:.1f}h26" {line_style(i)}/>'
+        parts += shape(i, x + 13, level - 4) if marked(i) else ""
+        out.append(linked(parts + label(x + 33, level, text, "start"), links[i] if links else ""))
         x += length
     return out, rows
 

@@ -20,12 +20,16 @@ from dovetail.core.journal import Ended, Header, Reader, open_journal
 from dovetail.core.metrics import Figures, Metrics, Spread
 from dovetail.core.words import Words
 from dovetail.report.bars import DONE, Bar, Bars, Shelf
+from dovetail.report.devices import together
+from dovetail.report.pieces import Finest, Kept
 from dovetail.report.timeline import Strip, Timeline
 from dovetail.report.units import unit_for
 from dovetail.report.waiting import Waited, Waits
 
-MAX_BARS = 150_000
+MAX_BARS = 100_000
+MAX_FINEST = 1_500_000
 MAX_LISTED = 100
+FIRST_ARRIVALS = 1000  # that tell one work from another
 RUN, SETUP, QUEUE, ACTIVE, RUNNING, BY_TYPE = 0, 1, 2, 3, 4, 5  # from the last on, one for each type of device
 
 
@@ -62,7 +66,10 @@ class Incident(Struct, frozen=True):
 
 
 class Story(Struct):
-    """A run as the reports show it. `figures` are of the whole run, the rest that has a time is of the window."""
+    """A run as the reports show it. `figures` are of the whole run, the rest that has a time is of the window.
+
+    Where `bars` had to be merged, `finest` has each of them, unless they are too many for that too.
+    """
 
     name: str
     header: Header
@@ -71,6 +78,8 @@ class Story(Struct):
     ended: bool
     torn: bool
     end_s: float
+    last_arrival_s: float
+    first_arrivals_s: list[float]
     unfinished: int
     from_s: float
     to_s: float
@@ -86,6 +95,7 @@ class Story(Struct):
     charts: list[Chart]
     by_round: bool
     window: tuple[int, int] | None
+    finest: list[Kept] = field(default_factory=list)
     waits: list[Waited] = field(default_factory=list)
     rejected: list[Incident] = field(default_factory=list)
     failed: list[Incident] = field(default_factory=list)
@@ -130,7 +140,7 @@ class Story(Struct):
                 f"The pictures over time show {self.from_s:,.6g} s to {self.to_s:,.6g} s; "
                 f"{self.bars_outside:,} of {self.bars_seen:,} bars lie outside. The figures are of the whole run."
             )
-        if self.resolution_s:
+        if self.resolution_s and not self.finest:
             notes.append(
                 f"{self.bars_seen - self.bars_outside:,} bars are drawn as {len(self.bars):,}: neighbours on the same "
                 f"devices shorter than {self.resolution_s:,.3g} s are merged. "
@@ -145,10 +155,12 @@ def collect(
     from_s: float | None = None,
     to_s: float | None = None,
     max_bars: int = MAX_BARS,
+    max_finest: int = MAX_FINEST,
 ) -> Story:
     """Read a journal once. A window of time limits the bars and curves, not the figures.
 
-    Beyond `max_bars` the bars are merged as `Shelf` describes, and `Story.left_out` says so.
+    Beyond `max_bars` the bars are merged as `Shelf` describes. Up to `max_finest` each is kept beside them as
+    `Story.finest`; beyond that `Story.left_out` says that they are merged.
     """
     if not (math.isfinite(from_s or 0.0) and math.isfinite(to_s or 0.0)):
         name, found = ("end", to_s) if math.isfinite(from_s or 0.0) else ("begin", from_s)
@@ -156,7 +168,7 @@ def collect(
     if to_s is not None and to_s <= (from_s or 0.0):
         raise InputError(f"the window ends at {to_s:g} s, but begins at {from_s or 0.0:g} s")
     reader = journal if isinstance(journal, Reader) else open_journal(journal)
-    collector = _Collector(reader, from_s or 0.0, to_s, max_bars)
+    collector = _Collector(reader, from_s or 0.0, to_s, max_bars, max_finest)
     reader.feed(collector)
     return collector.story(windowed=from_s is not None or to_s is not None)
 
@@ -164,7 +176,7 @@ def collect(
 class _Collector:
     """Follows the recorded run; keeps some bytes per job, the bars of the shelf, and what is still open."""
 
-    def __init__(self, reader: Reader, from_s: float, to_s: float | None, max_bars: int) -> None:
+    def __init__(self, reader: Reader, from_s: float, to_s: float | None, max_bars: int, max_finest: int) -> None:
         self._reader = reader
         self._pool = reader.header.pool
         self._from, self._to = from_s, to_s
@@ -174,7 +186,9 @@ class _Collector:
         self._unmeasured: set[str] = set()  # jobs outside the window
         self._waiting: dict[str, float] = {}  # jobs of a run in rounds that do not run, since when
         self._bars = Bars(self._pool, str(reader.path), apart=self._by_round)
-        self._shelf = Shelf(max_bars, from_s, to_s)
+        self._on = together(reader.header)
+        self._finest = Finest(max_finest, lambda devices: self._on(devices))
+        self._shelf = Shelf(max_bars, from_s, to_s, self._finest.put)
         self._types = {name: BY_TYPE + i for i, name in enumerate(dict.fromkeys(d.type for d in self._pool.devices))}
         self._line = Timeline(BY_TYPE + len(self._types), from_s, to_s)
         self._open: dict[str, tuple[float, str]] = {}
@@ -185,7 +199,8 @@ class _Collector:
         self._rejected: list[Incident] = []
         self._failed: list[Incident] = []
         self._ended: Ended | None = None
-        self._now = 0.0
+        self._now = self._last_arrival = 0.0
+        self._first_arrivals: list[float] = []
 
     def step(self, n: int, t: float, events: Sequence[Any]) -> None:
         self._now = max(self._now, t)
@@ -210,6 +225,7 @@ class _Collector:
                     self._failed.append(Incident(t, event.job, event.task, event.why))
             elif isinstance(event, Added):
                 self._pool = self._pool.joined(event.devices, event.types)
+                self._on = together(replace(self._reader.header, pool=self._pool))
                 for new in {device.type: None for device in event.devices if device.type not in self._types}:
                     self._types[new] = self._line.grow()
             elif isinstance(event, Ended):
@@ -217,6 +233,9 @@ class _Collector:
         self._metrics.step(n, t, events)
 
     def _arrive(self, t: float, event: Arrived) -> None:
+        self._last_arrival = t
+        if len(self._first_arrivals) < FIRST_ARRIVALS:
+            self._first_arrivals.append(t)
         self._open[event.job] = (t, event.of)
         self._arrived[event.of] = self._arrived.get(event.of, 0) + 1
         self._waiting[event.job] = t
@@ -303,6 +322,8 @@ class _Collector:
             ended=self._ended is not None,
             torn=self._reader.torn,
             end_s=self._now,
+            last_arrival_s=self._last_arrival,
+            first_arrivals_s=self._first_arrivals,
             unfinished=unfinished,
             from_s=self._from,
             to_s=to_s,
@@ -318,6 +339,7 @@ class _Collector:
             charts=[*(self._over_time(strip) if self._by_round else []), *charts],
             by_round=self._by_round,
             window=self._window,
+            finest=self._finest.pieces(self._shelf.resolution_s),
             waits=self._waits.kinds,
             rejected=self._rejected,
             failed=self._failed,

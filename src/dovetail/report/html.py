@@ -14,8 +14,9 @@ from dovetail.report import charts, look
 from dovetail.report.bars import FAILED
 from dovetail.report.claims import claims_card
 from dovetail.report.collect import MAX_LISTED, Story
+from dovetail.report.comparison import comparison
 from dovetail.report.document import asset, card, document
-from dovetail.report.lines import cumulative, line_charts
+from dovetail.report.lines import line_charts
 from dovetail.report.payload import payload
 from dovetail.report.tables import Raw, TableColumn, table
 from dovetail.report.usage import usage_card
@@ -40,7 +41,7 @@ def page(stories: Sequence[Story], title: str | None = None, overview: str = "",
     body = [_head(stories, heading)]
     alike = [i for i, story in enumerate(stories) if story.header.level == stories[0].header.level]
     if overview or len(alike) > 1:
-        body.append(overview or _comparison([stories[i] for i in alike], [names[i] for i in alike], alike))
+        body.append(overview or comparison([stories[i] for i in alike], [names[i] for i in alike], alike))
     if several:
         body.append(_tabs(names, _winner(stories) if opened is None else opened))
     body += [_run(story, names[i] if several else None, i, colours) for i, story in enumerate(stories)]
@@ -49,10 +50,11 @@ def page(stories: Sequence[Story], title: str | None = None, overview: str = "",
         f"{stories[0].words.response.capitalize()} time: from arrival to the end of the last task. "
         "Percentiles interpolate between neighbours.</footer>"
     )
+    drawn = payload(stories, colours)
     script = (
         '<div id="tip" role="status" hidden></div>\n'
-        f'<script type="application/json" id="data">{_script_json(payload(stories, colours))}</script>\n'
-        f"<script>{asset('page.js')}</script>"
+        f'<script type="application/json" id="data">{_script_json(drawn.data)}</script>\n{_texts(drawn.whole)}'
+        f"<script>{asset('page.js')}</script>\n{_texts(drawn.finest)}"
     )
     return document(heading, "".join(body), script)
 
@@ -60,6 +62,10 @@ def page(stories: Sequence[Story], title: str | None = None, overview: str = "",
 def _script_json(value: Any) -> str:
     """JSON that cannot end the script element it stands in, whatever names users gave."""
     return msgspec.json.encode(value).decode().replace("<", "\\u003c").replace("\u2028", "\\u2028")
+
+
+def _texts(texts: dict[str, str]) -> str:
+    return "".join(f'<script type="text/plain" id="{name}">{text}</script>\n' for name, text in texts.items())
 
 
 # --- the top of the page --------------------------------------------------------------------------
@@ -158,39 +164,6 @@ def _bounded(headline: look.Headline) -> str:
 
 
 # --- several runs ---------------------------------------------------------------------------------
-
-
-def _comparison(stories: Sequence[Story], names: Sequence[str], places: Sequence[int]) -> str:
-    """Runs of one level side by side; `places` are theirs among the tabs."""
-    words = stories[0].words
-    panels, columns, cells = [], [TableColumn("run", style="name")], [[name] for name in names]
-    for each in zip(*map(look.headlines, stories), strict=True):
-        title, ended = each[0].name, [story.ended for story in stories]
-        rows = zip(names, each, ended, places, strict=True)
-        bars = [charts.Row(n, h.value_s if e else None, h.bound_s, f"run-{i}") for n, h, e, i in rows]
-        panels.append(charts.panel(title, bars))
-        best = min((h.value_s for h, e in zip(each, ended, strict=True) if e), default=None)
-        columns.append(TableColumn(title, number=True))
-        for row, (_, value, bound) in zip(cells, each, strict=True):
-            text = f"<b>{look.seconds(value)}</b>" if value == best else look.seconds(value)
-            row.append(Raw(f"{text} <small>{look.above(value, bound)}</small>"))
-    curves = cumulative(names, [story.responses_s for story in stories], words.response)
-    setups = [words.setups, f"{words.setup} time"] if words.setup and not words.claims else []
-    heads = ["running" if words.setup else "utilisation", *setups, "completed", "rejected", "late"]
-    columns += [TableColumn(name, number=True) for name in heads]
-    for row, story in zip(cells, stories, strict=True):
-        f = story.figures
-        row.append(look.percent(look.running(story)))
-        row += [f"{f.switches:,}", look.seconds(f.switch_time_s)] if setups else []
-        row += [f"{f.completed:,}", f"{f.rejected:,}", f"{f.late:,}"]
-    return (
-        '<section class="card" aria-labelledby="comparison"><h2 id="comparison">Comparison</h2>'
-        '<p class="lead">Shorter is better; the best of each stands out. '
-        "The dashed line is the lower bound: no schedule can be shorter. "
-        "Small numbers say how far above it a value lies.</p>"
-        f'<div class="three">{"".join(panels)}</div><div class="scroll">{curves}</div>'
-        f'<div class="scroll">{table(columns, cells)}</div></section>{claims_card(stories, names)}'
-    )
 
 
 def _winner(stories: Sequence[Story]) -> int:

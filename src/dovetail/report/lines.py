@@ -42,8 +42,8 @@ def line_chart(chart: Chart) -> str:
     return band_chart(x_axis, Axis(chart.y), lines, chart.title, names)
 
 
-def cumulative(names: Sequence[str], runs: Sequence[Sequence[float]], response: str) -> str:
-    """The share of jobs completed within a time, one line per run."""
+def cumulative(names: Sequence[str], runs: Sequence[Sequence[float]], response: str, links: Sequence[str]) -> str:
+    """The share of jobs completed within a time, one line per run, which leads to it."""
     longest_s = max((max(values, default=0.0) for values in runs), default=0.0)
     unit = unit_for(longest_s)
     lines = []
@@ -52,10 +52,10 @@ def cumulative(names: Sequence[str], runs: Sequence[Sequence[float]], response: 
         for at_s, share in staircase(values_s) if values_s else ():
             points += [Point(at_s / unit.seconds, 100 * y) for y in (before, share)]
             before = share
-        lines.append(Line(names[i], i, points))
+        lines.append(Line(names[i], i, points, link=links[i]))
     x = Axis(f"{response} time, {unit.name}", marks=ticks(longest_s / unit.seconds, 9))
     y = Axis(f"{response.capitalize()} times: share completed within, %", 100.0)
-    return band_chart(x, y, lines, "Share completed within a time, one line per run", names, width=1100.0)
+    return band_chart(x, y, lines, "Share completed within a time, one line per run", names, width=1100.0, links=links)
 
 
 def _marks(chart: Chart, most: int = 12) -> list[float]:

@@ -12,6 +12,7 @@ from dovetail.core.resources import Pool
 from dovetail.core.resources import devices_text as devices_text
 from dovetail.core.resources import runs_of as runs_of
 from dovetail.report.collect import Story
+from dovetail.report.devices import own_names
 from dovetail.report.units import Unit as Unit
 from dovetail.report.units import unit_for as unit_for
 
@@ -99,14 +100,6 @@ def bounds_of_responses(story: Story) -> list[tuple[str, float]]:
     return [(name, bound_s) for name, bound_s in named if bound_s]
 
 
-def own_names(header: Header) -> list[str] | None:
-    """What a level calls each device of a run, if its facts say it; one that joined later goes by its type."""
-    named = header.facts.get("devices")
-    if isinstance(named, list) and 0 < len(named) <= len(header.pool) and all(isinstance(name, str) for name in named):
-        return [*named, *(f"{device.type} {device.id}" for device in header.pool.devices[len(named) :])]
-    return None
-
-
 def device_names(story: Story) -> list[str]:
     """What each device of a run is called: by its level's facts, or by its number."""
     device = story.words.device
@@ -114,22 +107,58 @@ def device_names(story: Story) -> list[str]:
 
 
 def names(stories: Sequence[Story]) -> list[str]:
-    """A short name per run that tells them apart: the policy, if need be with its options, or the file; with the level
-    before it where there are several."""
+    """A short name per run that tells them apart: the policy, if need be with its options, with what it ran on or of
+    which work, or the file; with the level before it where there are several."""
     levels = [story.header.level for story in stories]
     if len({*levels}) > 1:
         parts = {level: iter(names([s for s in stories if s.header.level == level])) for level in levels}
         return [f"{level}: {next(parts[level])}" for level in levels]
     policies = [story.header.policy for story in stories]
-    if len(set(policies)) == len(stories):
-        return policies
     with_options = [" ".join([story.header.policy, *options(story.header)]) for story in stories]
-    if len(set(with_options)) == len(stories):
-        return with_options
-    files = [story.name for story in stories]
-    if len(set(files)) == len(stories):
-        return files
-    return [f"{policy} ({i})" for i, policy in enumerate(policies, start=1)]
+    facet = {i: name for name, members in facets(stories) for i in members}
+    tries = [
+        policies,
+        with_options,
+        *([f"{name}, {facet[i]}" for i, name in enumerate(each)] for each in (policies, with_options)),
+    ]
+    tries.append([story.name for story in stories])
+    unlike = next((each for each in tries if len({*each}) == len(stories)), None)
+    return unlike or [f"{policy} ({i})" for i, policy in enumerate(policies, start=1)]
+
+
+def facets(stories: Sequence[Story]) -> list[tuple[str, list[int]]]:
+    """Runs of one level that can be ranked together, under what they have in common: devices and work."""
+    on = [pool_text(story.header.pool) for story in stories]
+    works = [_work(story) for story in stories]
+    known = {pool: work for pool, work in zip(on[::-1], works[::-1], strict=True) if work}
+    keys = [(pool, work or known.get(pool, "")) for pool, work in zip(on, works, strict=True)]
+    groups: dict[tuple[str, str], list[int]] = {}
+    for i, key in enumerate(keys):
+        groups.setdefault(key, []).append(i)
+    found: dict[str, list[int]] = {}
+    for (pool, _), members in groups.items():
+        first = stories[members[0]]
+        told = [pool] if len({*on}) > 1 or len(groups) == 1 else []
+        if len({work for _, work in groups}) > 1:
+            told.append(_load(first))
+        name = " · ".join(told)
+        found[name if name not in found else f"{name} ({len(found) + 1})"] = members
+    return list(found.items())
+
+
+def _work(story: Story) -> str:
+    """What tells one work from another: what the level says of its requests; or, of a simulation in rounds, when its
+    first jobs came, which no policy changes."""
+    said = story.header.facts.get("requests")
+    if said is not None:
+        return str(said)
+    return str(story.first_arrivals_s) if story.by_round and story.header.clock.source == "virtual" else ""
+
+
+def _load(story: Story) -> str:
+    count, last_s, jobs = story.figures.arrived, story.last_arrival_s, story.words.jobs
+    pace = f", {number(3600 * (count - 1) / last_s, 3)} per hour" if last_s else " at once"
+    return f"{count:,} {jobs}{pace}"
 
 
 def title(story: Story) -> str:

@@ -29,7 +29,7 @@ function seconds(value) {
 // An instant, with as many digits as the zoom can tell apart.
 function instant(value, span, [name, unit]) {
   const decimals = clamp(Math.ceil(-Math.log10(span / unit / 1000)), 0, 9);
-  return (value / unit).toLocaleString("en-US", {minimumFractionDigits: decimals, maximumFractionDigits: decimals}) + " " + name;
+  return (value / unit).toLocaleString("en-US", {minimumFractionDigits: decimals, maximumFractionDigits: decimals, signDisplay: "negative"}) + " " + name;
 }
 
 function niceStep(rough) {
@@ -58,12 +58,92 @@ function style() {
 const charts = [];  // of each run, once it was shown
 const FONT = getComputedStyle(document.body).fontFamily;
 
+// --- pieces: bars as compressed columns inside the page -------------------------------------------------------------
+
+// What is kept of each bar: its end (b) in steps and its length (l), set-up, wait (q), time run if merged (x); how many jobs ago its
+// job (w) came first; task, why (y); then numbers of tables: the group of devices that it is on, and what it has in common with others.
+const TIMES = ["l", "u", "q", "x"], COLUMNS = ["b", ...TIMES, "w", "p", "y", "group", "alike"];
+// What is read from these tables: device, span, devices as text (v); kind, replaces, number of tasks, merged bars, state (f),
+// place (o) among those that share (h).
+const GROUP = ["d", "s", "v"], ALIKE = ["k", "r", "n", "m", "f", "o", "h"];
+const KEPT = 64;  // pieces of it that are kept ready
+const SLACK = 1e-3;  // lengths are rounded: one near the limit is drawn twice rather than not at all
+const kindPlaces = new Map(KINDS.map(([name], i) => [name, i]));
+const complete = new Promise(done => document.readyState === "loading" ? document.addEventListener("DOMContentLoaded", done) : done());
+
+async function unpack(id) {
+  if (!document.getElementById(id)) await complete;  // the finest level follows this script
+  const packed = Uint8Array.from(atob(document.getElementById(id).textContent), letter => letter.charCodeAt(0));
+  const stream = new Blob([packed]).stream().pipeThrough(new DecompressionStream("deflate"));
+  return new Uint8Array(await new Response(stream).arrayBuffer());
+}
+
+class Piece {
+  constructor(id, [from, to, count, base, tick]) {
+    Object.assign(this, {id, from, to, count, base, tick, bars: null, strings: null});
+  }
+
+  // The names of its jobs.
+  names() {
+    return this.reading ??= unpack(`${this.id}-names`).then(bytes => this.jobs = JSON.parse(new TextDecoder().decode(bytes)));
+  }
+
+  load() {
+    return this.loading ??= Promise.all([this.names(), unpack(this.id)]).then(([, bytes]) => this.read(bytes));
+  }
+
+  drop() {
+    this.bars = this.strings = this.lanes = this.loading = null;
+  }
+
+  read(bytes) {
+    const {count, base, tick} = this, bars = {};
+    const [strings, groups, alike] = JSON.parse(new TextDecoder().decode(bytes.subarray(4 * count * COLUMNS.length)));
+    COLUMNS.forEach((name, place) => {
+      const column = new Uint32Array(count), at = 4 * count * place;
+      for (let i = 0; i < count; i++) column[i] = bytes[at + i] | bytes[at + count + i] << 8 | bytes[at + 2 * count + i] << 16 | bytes[at + 3 * count + i] << 24;
+      bars[name] = TIMES.includes(name) ? new Float32Array(column.buffer) : column;
+    });
+    for (const [names, table, column] of [[GROUP, groups, bars.group], [ALIKE, alike, bars.alike]]) names.forEach((name, j) => {
+      bars[name] = Uint32Array.from(column, entry => table[entry][j]);
+    });
+    const ends = new Float64Array(count), begins = new Float64Array(count), places = strings.map(text => kindPlaces.get(text));
+    for (let i = 0, ticks = 0, known = 0; i < count; i++) {
+      ends[i] = base + tick * (ticks += bars.b[i]);
+      begins[i] = ends[i] - bars.l[i];
+      bars.k[i] = places[bars.k[i]];
+      bars.w[i] = bars.w[i] ? known - bars.w[i] : known++;
+    }
+    this.strings = strings;
+    this.bars = Object.assign(bars, {a: begins, b: ends});
+  }
+
+  // The number of a job here, if it has one.
+  job(name) {
+    if (this.asked !== name) [this.asked, this.found] = [name, name === null ? -1 : this.jobs.indexOf(name)];
+    return this.found;
+  }
+
+  // The bars of a device, those that begin first at the front.
+  lane(device) {
+    if (!this.lanes) {
+      const {a, d, s} = this.bars;
+      this.lanes = [];
+      for (let i = 0; i < this.count; i++) for (let j = d[i]; j < d[i] + s[i]; j++) (this.lanes[j] ??= []).push(i);
+      for (const lane of this.lanes) lane?.sort((i, j) => a[i] - a[j]);
+    }
+    return this.lanes[device] || [];
+  }
+}
+
 // --- the chart ----------------------------------------------------------------------------------------------------
 
 class Gantt {
-  constructor(root, run) {
+  constructor(root, run, place) {
     this.run = run;
-    this.bars = run.bars;
+    this.whole = new Piece(`bars-${place}`, run.whole);
+    this.finest = run.finest.map((about, i) => new Piece(`bars-${place}-${i}`, about));
+    this.layers = [];
     this.canvas = root.querySelector("canvas");
     this.pen = this.canvas.getContext("2d");
     this.find = root.querySelector("input");
@@ -72,16 +152,13 @@ class Gantt {
     this.home = [run.from, run.to];
     const other = this.others().next().value;
     this.view = [...(other ? other.view : this.home)];
-    this.hover = -1;
+    this.hover = null;
     this.cursor = null;
-    this.job = -1;
+    this.job = null;
     this.kind = -1;
+    this.questions = 0;
     this.widths = new Map();
     this.queued = run.strip.queue.some(count => count > 0);
-    this.merged = this.bars.m.some(count => count > 1);
-    this.lanes = run.devices.map(() => []);
-    const {d, s} = this.bars;
-    for (let i = 0; i < d.length; i++) for (let j = 0; j < s[i]; j++) this.lanes[d[i] + j].push(i);
     const n = run.devices.length;
     this.pitch = n <= 8 ? 36 : n <= 16 ? 28 : n <= 32 ? 19 : n <= 64 ? 13 : n <= 128 ? 8 : n <= 512 ? 4 : Math.min(2, 1600 / n);
     // A line between servers; between types where a server has one device or a lane is too thin.
@@ -92,6 +169,7 @@ class Gantt {
     new ResizeObserver(() => this.draw()).observe(this.canvas.parentElement);
     matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => this.draw());
     this.draw();
+    this.whole.load().then(() => this.draw());
   }
 
   // Geometry: a ruler, one lane per device, then two strips, all over the same time.
@@ -140,6 +218,7 @@ class Gantt {
     pen.setTransform(ratio, 0, 0, ratio, 0, 0);
     pen.clearRect(0, 0, this.width, this.height);
     this.hatch = this.makeHatch(ratio);
+    this.choose();
     this.paintLanes();
     this.paintRuler();
     pen.save();
@@ -155,7 +234,42 @@ class Gantt {
     this.paintStripLabels();
     canvas.dataset.view = this.view.join(",");
     canvas.dataset.drawn = this.drawn;
+    canvas.dataset.near = this.near;
+    canvas.dataset.plot = [this.gutter, this.plot];
   }
+
+  // What is drawn: all from afar, or of that what is long, and of the finest level what is short and in view. Where that
+  // is still being read, what is drawn from afar stands for it.
+  choose() {
+    const [from, to] = this.view, margin = to - from, {whole} = this, short = this.run.short;
+    const within = (low, high) => this.finest.filter(piece => piece.to >= low && piece.from <= high);
+    const inView = piece => piece.count * (Math.min(piece.to, to) - Math.max(piece.from, from)) / (piece.to - piece.from || 1);
+    const pieces = within(from, to), count = pieces.reduce((sum, piece) => sum + inView(piece), 0);
+    this.layers = [];
+    this.near = pieces.length && count <= whole.count ? "reading" : "";  // no more than are drawn from afar
+    if (this.near) {
+      const wanted = within(from - margin, to + margin).slice(0, KEPT / 2), missing = pieces.filter(piece => !piece.bars);
+      for (const piece of new Set([...pieces, ...wanted])) {
+        piece.used = performance.now();
+        if (!piece.loading) piece.load().then(() => this.draw());
+      }
+      this.dropOld();
+      if (missing.length) this.layers.push({piece: whole, over: 0, upTo: Infinity, only: missing});
+      else this.near = "all";
+      this.layers.push({piece: whole, over: short * (1 - SLACK), upTo: Infinity});
+      for (const piece of pieces) this.layers.push({piece, over: 0, upTo: short * (1 + SLACK)});
+    } else this.layers.push({piece: whole, over: 0, upTo: Infinity});
+    if (!short) this.near = "all";  // nothing is merged
+    this.layers = this.layers.filter(({piece}) => piece.bars);
+  }
+
+  dropOld() {
+    const ready = this.finest.filter(piece => piece.bars).sort((p, q) => q.used - p.used);
+    for (const piece of ready.slice(KEPT)) if (piece !== this.hover?.piece) piece.drop();
+  }
+
+  // The pieces that have every bar of a run.
+  get all() { return this.finest.length ? this.finest : [this.whole]; }
 
   makeHatch(ratio) {
     const tile = document.createElement("canvas"), size = Math.max(Math.round(6 * ratio), 4);
@@ -235,35 +349,50 @@ class Gantt {
     }
   }
 
-  dimmed(i) {
-    return (this.job >= 0 && this.bars.w[i] !== this.job) || (this.kind >= 0 && this.bars.k[i] !== this.kind);
-  }
-
   // Where a bar lies, from top to bottom; those that share devices lie below each other.
-  box(i) {
-    const {bars, pitch, inset} = this, height = (bars.s[i] * pitch - 2 * inset) / bars.h[i];
+  box({bars}, i) {
+    const {pitch, inset} = this, height = (bars.s[i] * pitch - 2 * inset) / bars.h[i];
     return [this.top + bars.d[i] * pitch + inset + bars.o[i] * height, height];
   }
 
   paintBars() {
-    const {pen, bars, pitch, colour} = this, [from, to] = this.view;
-    const dims = this.job >= 0 || this.kind >= 0;
+    const {pen} = this;
+    this.drawn = 0;
+    this.columns = new Map();  // of a lane, where the last thin bar was drawn
     pen.textAlign = "left";
     pen.textBaseline = "middle";
-    this.drawn = 0;
-    const columns = new Map();  // of a lane, where the last thin bar was drawn
-    for (let i = 0; i < bars.a.length && bars.a[i] <= to; i++) {
-      if (bars.b[i] < from) continue;
+    for (const layer of this.layers) {
+      pen.save();
+      if (layer.only) {
+        pen.beginPath();
+        for (const {from, to} of layer.only) pen.rect(this.x(from), 0, this.x(to) - this.x(from), this.height);
+        pen.clip();
+      }
+      this.paintLayer(layer);
+      pen.restore();
+    }
+    if (!this.hover) return;
+    const {piece, i} = this.hover, left = this.x(piece.bars.a[i]), [y, height] = this.box(piece, i);
+    pen.strokeStyle = this.colour.ink;
+    pen.lineWidth = 1.8;
+    pen.strokeRect(left, y, Math.max(this.x(piece.bars.b[i]) - left, 1.5), height);
+  }
+
+  paintLayer({piece, over, upTo}) {
+    const {pen, pitch, colour, columns, kind: chosen} = this, {bars} = piece, [from, to] = this.view;
+    const job = piece.job(this.job), dims = this.job !== null || chosen >= 0;
+    for (let i = 0; i < piece.count; i++) {
+      if (bars.b[i] < from || bars.a[i] > to || bars.l[i] > upTo || (over && (bars.l[i] < over || bars.m[i] > 1))) continue;
       this.drawn++;
       const left = clamp(this.x(bars.a[i]), -9, this.width + 9), right = clamp(this.x(bars.b[i]), -9, this.width + 9);
       const middle = clamp(this.x(Math.min(bars.a[i] + bars.u[i], bars.b[i])), left, right);
-      const [y, height] = this.box(i);
+      const [y, height] = this.box(piece, i);
       if (right - left < 0.5 && !dims) {  // in a column of pixels one of many thin bars is enough
         if (columns.get(y) === Math.round(left)) continue;
         columns.set(y, Math.round(left));
       }
       const gap = right - left > 4 ? 0.5 : 0, kind = KINDS[bars.k[i]];
-      pen.globalAlpha = dims && this.dimmed(i) ? 0.13 : 1;
+      pen.globalAlpha = dims && ((this.job !== null && bars.w[i] !== job) || (chosen >= 0 && bars.k[i] !== chosen)) ? 0.13 : 1;
       if (middle > left) {
         pen.fillStyle = this.hatch;
         pen.fillRect(left + gap, y, Math.max(middle - left - gap, 0.4), height);
@@ -287,7 +416,7 @@ class Gantt {
           pen.fillStyle = colour.card;
           for (let stripe = right - 8; stripe < right; stripe += 4) pen.fillRect(stripe, y, 1.5, height);
         }
-        if (width > 26 && pitch >= 12 && height >= 12 && pen.globalAlpha === 1) this.paintLabel(i, middle, right, y, height, kind[2]);
+        if (width > 26 && pitch >= 12 && height >= 12 && pen.globalAlpha === 1) this.paintLabel(piece, i, middle, right, y, height, kind[2]);
       }
       if (bars.f[i] === FAILED) {
         pen.strokeStyle = colour.fail;
@@ -295,22 +424,14 @@ class Gantt {
         pen.strokeRect(left + 1, y + 1, Math.max(right - left - 2, 1), height - 2);
       }
     }
-    pen.globalAlpha = 1;
-    if (this.hover >= 0) {
-      const i = this.hover;
-      pen.strokeStyle = colour.ink;
-      pen.lineWidth = 1.8;
-      const left = this.x(bars.a[i]), [y, height] = this.box(i);
-      pen.strokeRect(left, y, Math.max(this.x(bars.b[i]) - left, 1.5), height);
-    }
   }
 
-  paintLabel(i, left, right, y, height, ink) {
-    const {pen, bars, run} = this;
+  paintLabel({bars, jobs, strings}, i, left, right, y, height, ink) {
+    const {pen, run} = this;
     const from = Math.max(left, this.gutter), room = Math.min(right, this.width - 14) - from - 12;
     if (room < 16) return;
     // Where jobs come back lease by lease, the job says more than the task.
-    const [first, second] = run.rounds ? [run.strings[bars.w[i]], run.strings[bars.p[i]]] : [run.strings[bars.p[i]], run.strings[bars.w[i]]];
+    const [first, second] = run.rounds ? [jobs[bars.w[i]], strings[bars.p[i]]] : [strings[bars.p[i]], jobs[bars.w[i]]];
     const text = bars.m[i] > 1 ? `${bars.n[i].toLocaleString("en-US")} ${run.words.tasks}` : first;
     pen.fillStyle = ink;
     pen.font = `12px ${FONT}`;
@@ -324,15 +445,16 @@ class Gantt {
   }
 
   measure(text) {
+    if (this.widths.size > 20_000) this.widths.clear();
     let width = this.widths.get(text);
     if (width === undefined) this.widths.set(text, width = this.pen.measureText(text).width);
     return width;
   }
 
-  // From when a task was ready until it started: for the bar under the mouse, and for the job that is followed.
+  // From when a bar was ready until it began: of what the mouse points at, and of the job that is followed.
   paintWaits() {
-    const {pen, bars, pitch, colour} = this;
-    const show = i => {
+    const {pen, pitch, colour} = this;
+    const show = ({bars}, i) => {
       if (!(bars.q[i] > 0) || bars.m[i] > 1) return;
       const x0 = this.x(bars.a[i] - bars.q[i]), x1 = this.x(bars.a[i]), y = this.top + (bars.d[i] + bars.s[i]) * pitch - Math.min(pitch / 2, 7);
       for (const [width, ink] of [[4.5, colour.card], [2, colour.ink]]) {
@@ -346,8 +468,11 @@ class Gantt {
         pen.stroke();
       }
     };
-    if (this.job >= 0) for (let i = 0; i < bars.w.length; i++) if (bars.w[i] === this.job) show(i);
-    if (this.hover >= 0) show(this.hover);
+    if (this.job !== null) for (const {piece} of this.layers) {
+      const job = piece.job(this.job);
+      if (job >= 0) for (let i = 0; i < piece.count; i++) if (piece.bars.w[i] === job) show(piece, i);
+    }
+    if (this.hover) show(this.hover.piece, this.hover.i);
   }
 
   paintStrips() {
@@ -449,52 +574,71 @@ class Gantt {
     this.show(this.view[0] + shift, this.view[1] + shift);
   }
 
-  follow(job, move = false) {
+  // Show a job by its name, or none, and tell what became of it: from all of its bars, also of those not in view.
+  async follow(job, move = false) {
+    const question = ++this.questions, {run} = this;
     this.job = job;
-    const {bars, run} = this;
-    let count = 0, first = Infinity, last = -Infinity;
-    if (job >= 0) for (let i = 0; i < bars.w.length; i++) {
-      if (bars.w[i] !== job) continue;
-      count++;
-      first = Math.min(first, bars.a[i] - bars.q[i]);
-      last = Math.max(last, bars.b[i]);
-    }
-    const told = this.merged ? "as far as its bars are drawn apart: --from and --to show all" : `${seconds(last - first)} from first ready to last end`;
-    this.status.textContent = job < 0 ? "" : `${run.strings[job]}: ${count} ${count === 1 ? "bar" : "bars"}, ${told}`;
-    if (job >= 0 && move) this.show(first - (last - first) * 0.15, last + (last - first) * 0.15);
     this.draw();
+    if (job === null) { this.status.textContent = ""; return; }
+    let count = 0, first = Infinity, last = -Infinity, merged = false;
+    for (const piece of this.all) {
+      await piece.names();
+      if (piece.job(job) < 0) continue;
+      await piece.load();
+      if (question !== this.questions) return;
+      const {bars} = piece, place = piece.job(job);
+      piece.used = performance.now();
+      for (let i = 0; i < piece.count; i++) {
+        merged ||= bars.m[i] > 1;
+        if (bars.w[i] !== place) continue;
+        count++;
+        first = Math.min(first, bars.a[i] - bars.q[i]);
+        last = Math.max(last, bars.b[i]);
+      }
+      if (this.finest.length) this.dropOld();
+    }
+    if (question !== this.questions) return;
+    const told = merged ? "as far as its bars are drawn apart: --from and --to show all" : `${seconds(last - first)} from first ready to last end`;
+    this.status.textContent = `${job}: ${count} ${count === 1 ? "bar" : "bars"}, ${told}`;
+    if (move) this.show(first - (last - first) * 0.15, last + (last - first) * 0.15);
   }
 
-  search(text) {
-    const {bars, run} = this, wanted = text.trim().toLowerCase(), numbered = `${run.words.job} ${wanted}`;
-    if (!wanted) return this.follow(-1);
-    let found = -1;
-    for (const w of bars.w) {
-      const name = run.strings[w].toLowerCase();
-      if (name === wanted || name === numbered || name.startsWith(numbered + " ")) { found = w; break; }
-      if (found < 0 && name.includes(wanted)) found = w;
+  async search(text) {
+    const question = ++this.questions, {run} = this, wanted = text.trim().toLowerCase(), numbered = `${run.words.job} ${wanted}`;
+    if (!wanted) return this.follow(null);
+    const lists = await Promise.all(this.all.map(piece => piece.names()));
+    if (question !== this.questions) return;
+    let found = null;
+    search: for (const list of lists) for (let i = 0; i < list.length; i++) {
+      const name = list[i].toLowerCase();
+      if (name === wanted || name === numbered || name.startsWith(numbered + " ")) { found = list[i]; break search; }
+      if (found === null && name.includes(wanted)) found = list[i];
     }
-    if (found >= 0) return this.follow(found, true);
-    this.follow(-1);
+    if (found !== null) return this.follow(found, true);
+    await this.follow(null);
     this.status.textContent = `no ${run.words.job} here is called “${text.trim()}”`;
   }
 
+  // The bar at a place, as a piece and a number in it.
   hit(x, y) {
     const device = this.device(y);
-    if (device < 0 || x < this.gutter) return -1;
-    const lane = this.lanes[device], {a, b} = this.bars, t = this.t(x), slack = this.t(x + 2) - t;
-    let low = 0, high = lane.length;
-    while (low < high) {
-      const middle = (low + high) >> 1;
-      if (a[lane[middle]] <= t + slack) low = middle + 1; else high = middle;
-    }
-    let best = -1;
-    for (let j = low - 1; j >= 0 && j > low - 9; j--) {
-      const i = lane[j];
-      const [top, height] = this.box(i);
-      if (this.bars.h[i] > 1 && (y < top || y >= top + height)) continue;
-      if (a[i] <= t && t <= b[i]) return i;
-      if (best < 0 && t - slack <= b[i]) best = i;
+    if (device < 0 || x < this.gutter) return null;
+    const t = this.t(x), slack = this.t(x + 2) - t;
+    let best = null;
+    for (const {piece, over, upTo, only} of this.layers) {
+      if (only && !only.some(({from, to}) => from <= t && t <= to)) continue;
+      const lane = piece.lane(device), {a, b, l, m, h} = piece.bars;
+      let low = 0, high = lane.length;
+      while (low < high) {
+        const middle = (low + high) >> 1;
+        if (a[lane[middle]] <= t + slack) low = middle + 1; else high = middle;
+      }
+      for (let j = low - 1; j >= 0 && j > low - 9; j--) {
+        const i = lane[j], [top, height] = this.box(piece, i);
+        if (l[i] > upTo || (over && (l[i] < over || m[i] > 1)) || (h[i] > 1 && (y < top || y >= top + height))) continue;
+        if (a[i] <= t && t <= b[i]) return {piece, i};
+        if (!best && t - slack <= b[i]) best = {piece, i};
+      }
     }
     return best;
   }
@@ -542,9 +686,9 @@ class Gantt {
       const [x, y] = this.point(event), {moved, select} = press;
       if (moved && select) this.show(...[this.t(press.x), this.t(clamp(x, this.gutter, this.width))].sort((p, q) => p - q));
       if (!moved) {
-        const i = this.hit(x, y);
+        const hit = this.hit(x, y), name = hit && hit.piece.jobs[hit.piece.bars.w[hit.i]];
         this.find.value = "";
-        this.follow(i < 0 || this.bars.w[i] === this.job ? -1 : this.bars.w[i]);
+        this.follow(name === this.job ? null : name);
       }
       press = null;
       this.cursor = null;
@@ -554,7 +698,7 @@ class Gantt {
     canvas.addEventListener("pointerup", release);
     canvas.addEventListener("pointercancel", () => { press = null; });
     canvas.addEventListener("pointerleave", () => {
-      this.hover = -1;
+      this.hover = null;
       this.cursor = null;
       tip.hidden = true;
       this.draw();
@@ -562,7 +706,7 @@ class Gantt {
     canvas.addEventListener("dblclick", () => this.show(...this.home));
     const actions = {
       "+": () => this.zoom(0.6), "=": () => this.zoom(0.6), "-": () => this.zoom(1 / 0.6), "0": () => this.show(...this.home),
-      ArrowLeft: () => this.pan(-0.2), ArrowRight: () => this.pan(0.2), Escape: () => this.follow(-1),
+      ArrowLeft: () => this.pan(-0.2), ArrowRight: () => this.pan(0.2), Escape: () => this.follow(null),
     };
     canvas.addEventListener("keydown", event => {
       if (event.ctrlKey || event.metaKey || !actions[event.key]) return;
@@ -582,7 +726,7 @@ class Gantt {
   // --- what the mouse points at ---------------------------------------------------------------------------------------
 
   tell(event, x, y) {
-    const rows = this.hover >= 0 ? this.tellBar(this.hover) : this.tellTime(x, y);
+    const rows = this.hover ? this.tellBar(this.hover) : this.tellTime(x, y);
     if (!rows) { tip.hidden = true; return; }
     tip.replaceChildren();
     tip.append(element("div", rows.title, "title"));
@@ -606,17 +750,17 @@ class Gantt {
     tip.style.top = Math.max(top, 8) + "px";
   }
 
-  tellBar(i) {
-    const {bars, run} = this, {words, strings} = run, span = this.view[1] - this.view[0], kind = KINDS[bars.k[i]];
+  tellBar({piece: {bars, jobs, strings}, i}) {
+    const {run} = this, {words} = run, span = this.view[1] - this.view[0], kind = KINDS[bars.k[i]];
     const lines = [];
     const merged = bars.m[i] > 1, length = bars.b[i] - bars.a[i];
-    const title = merged ? `${bars.n[i].toLocaleString("en-US")} ${words.tasks}, drawn as one` : `${strings[bars.w[i]]} / ${strings[bars.p[i]]}`;
-    lines.push([merged ? `longest ${words.task}` : words.kind, merged ? `${kind[0]} (${strings[bars.w[i]]} / ${strings[bars.p[i]]})` : kind[0], kind[1]]);
+    const title = merged ? `${bars.n[i].toLocaleString("en-US")} ${words.tasks}, drawn as one` : `${jobs[bars.w[i]]} / ${strings[bars.p[i]]}`;
+    lines.push([merged ? `longest ${words.task}` : words.kind, merged ? `${kind[0]} (${jobs[bars.w[i]]} / ${strings[bars.p[i]]})` : kind[0], kind[1]]);
     lines.push(["on", strings[bars.v[i]]]);
     lines.push(["time", `${instant(bars.a[i], span, run.unit)} to ${instant(bars.b[i], span, run.unit)}`]);
     lines.push(["run", merged ? `${seconds(bars.x[i])} of ${seconds(length)}` : seconds(Math.max(length - bars.u[i], 0))]);
     if (bars.u[i] > 0) {
-      const from = bars.r[i] >= 0 ? `, replaced ${strings[bars.r[i]]}` : merged || run.rounds ? "" : ", nothing was there before";
+      const from = strings[bars.r[i]] !== null ? `, replaced ${strings[bars.r[i]]}` : merged || run.rounds ? "" : ", nothing was there before";
       lines.push([words.setup, seconds(bars.u[i]) + (merged ? " in all" : from)]);
     } else if (words.setup) lines.push([words.setup, merged ? "none" : `none, ${run.rounds ? "it" : kind[0]} was there`]);
     if (!merged) lines.push(["waited", bars.q[i] > 0 ? `${seconds(bars.q[i])}, ready at ${instant(bars.a[i] - bars.q[i], span, run.unit)}` : "not at all"]);
@@ -655,7 +799,7 @@ function select(which) {
   runs.forEach((run, i) => {
     run.hidden = tabs.length > 0 && i !== which;
     const root = run.querySelector(".schedule");
-    if (!run.hidden && root && !charts[i]) charts[i] = new Gantt(root, data.runs[i]);
+    if (!run.hidden && root && !charts[i]) charts[i] = new Gantt(root, data.runs[i], i);
   });
 }
 

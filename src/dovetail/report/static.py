@@ -14,6 +14,7 @@ from dovetail.core.errors import MissingExtraError
 from dovetail.report import look
 from dovetail.report.bars import FAILED
 from dovetail.report.collect import QUEUE, RUN, SETUP, Story
+from dovetail.report.devices import own_names
 from dovetail.report.lines import tick
 from dovetail.report.usage import uses
 
@@ -263,7 +264,7 @@ def _devices(axes: Axes, story: Story) -> None:
     axes.set_facecolor(GROUND)
     axes.set_title(f"Utilisation, % (mean {look.percent(story.figures.utilisation)})")
     every = max(1, -(-len(found) // 24))
-    own = look.own_names(story.header)
+    own = own_names(story.header)
     each = len(found) == len(story.header.pool)
     axes.set_xticks(at[::every], [_plain(found[i].name) if own or not each else str(i) for i in at[::every]])
     if own and each:
