@@ -6,6 +6,7 @@ import importlib.util
 import json
 import os
 import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -18,7 +19,7 @@ ROOT = Path(__file__).parents[1]
 RANGES = Path(__file__).parent / "ranges"
 MEASURED = Path(__file__).parent / "measured.json"
 PAGE = ROOT / "docs" / "figures.md"
-Need = Literal["golden", "traces", "gpu", "root", "idle", "torch"]
+Need = Literal["golden", "traces", "gpu", "root", "idle", "torch", "browser"]
 _NUMBER = r"(-?[\d,]*\.?\d+)"
 
 
@@ -102,6 +103,7 @@ def machine_lacks(run: Run, *, idle: bool = True) -> str:
         "root": os.geteuid() == 0,
         "idle": idle,
         "torch": importlib.util.find_spec("torch") is not None,
+        "browser": bool(shutil.which("chromium")) and importlib.util.find_spec("playwright") is not None,
     }
     return ", ".join(f"needs {need}" for need in run.needs if not has[need])
 

@@ -169,19 +169,27 @@ def host() -> dict[str, float]:
 
 
 def dispatch() -> dict[str, float]:
-    """Calls per chunk in virtual time, and what the default reaches of the sum of the peak rates."""
+    """Calls per chunk in virtual time, and what the default reaches of the sum of the peak rates, and over NEML2's rule
+    at the best sizes."""
     from dovetail.dispatch.inputs.curve_files import SimDevice
     from dovetail.dispatch.inputs.curves import PUBLISHED
     from dovetail.dispatch.simulate import run as simulate
 
-    rates = []
+    rates, older = [], []
     for curves in PUBLISHED.values():
         devices = [SimDevice("cuda", curves["cuda"].curve()), SimDevice("cpu", curves["cpu"].curve())]
+        sized = [SimDevice(name, curves[name].curve(), size=curves[name].best) for name in ("cuda", "cpu")]
         rates.append(simulate(devices, 100_000, noise=0.1, seed=0).efficiency)
+        older.append(simulate(sized, 100_000, "fixed", noise=0.1, seed=0).efficiency)
     small = [SimDevice("cuda", curves["cuda"].curve(), size=1000), SimDevice("cpu", curves["cpu"].curve(), size=1000)]
     simulate(small, 100_000, "fixed")
     counted, done = calls(lambda: simulate(small, 100_000, "fixed"))
-    return {"calls_per_chunk": counted / done.chunks, "percent_of_peak_100000": 100 * prod(rates) ** (1 / len(rates))}
+    mean, mean_older = (prod(each) ** (1 / len(each)) for each in (rates, older))
+    return {
+        "calls_per_chunk": counted / done.chunks,
+        "percent_of_peak_100000": 100 * mean,
+        "over_fixed_100000": round(mean / mean_older, 3),
+    }
 
 
 if __name__ == "__main__":
