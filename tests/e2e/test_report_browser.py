@@ -416,6 +416,32 @@ def test_jobs_that_share_an_accelerator_lie_below_each_other(browser: Browser, t
     assert seen.complaints == []
 
 
+def test_a_chosen_stretch_holds_for_the_curves_too(browser: Browser, tmp_path: Path) -> None:
+    file = tmp_path / "page.html"
+    file.write_text(page([collect(rounds(tmp_path / "run.jsonl", 8))]), encoding="utf-8")
+    tab = new_context(browser, viewport={"width": 1280, "height": 900}).new_page()
+    seen = Opened(tab, file)
+    chart = tab.locator("svg[data-time]").first
+
+    def marks() -> list[float]:
+        return [float(text) for text in chart.locator(".marks text").all_text_contents()]
+
+    def drawn() -> str | None:
+        return chart.locator("polyline").first.get_attribute("points")
+
+    whole, all_marks = drawn(), marks()
+    assert all_marks[0] <= 20
+    assert all_marks[-1] >= 80
+    tab.locator("[data-do='+']").click()
+    low, high = seen.view()
+    assert whole != drawn()
+    assert all(low <= mark <= high for mark in marks())
+    assert len(marks()) > 2
+    tab.get_by_role("button", name="Whole run").click()
+    assert (drawn(), marks()) == (whole, all_marks)
+    assert seen.complaints == []
+
+
 def test_a_summary_is_a_page_without_a_canvas(browser: Browser, tmp_path: Path) -> None:
     file = tmp_path / "page.html"
     file.write_text(page([collect(rounds(tmp_path / "run.jsonl", 8, leases=False))]), encoding="utf-8")

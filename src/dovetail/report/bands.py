@@ -10,6 +10,7 @@ from msgspec import Struct
 
 from dovetail.report.charts import label, legend, line_style, linked, marked, shape
 from dovetail.report.look import PALETTE, number, ticks
+from dovetail.report.units import unit_of
 
 _WIDTH, _HEIGHT, _LEFT, _RIGHT, _ABOVE, _BELOW = 640.0, 310.0, 62.0, 18.0, 30.0, 44.0
 _WIDE = 1.6  # times the highest point: bands beyond it are cut off, so that lines can still be told apart
@@ -69,20 +70,36 @@ def band_chart(
     named, rows = legend(names, _LEFT, right, _HEIGHT + 12, links) if names else ([], 0)
     high = _HEIGHT + 18 * rows
     style = "chart" if width == _WIDTH else "chart full"
-    out = [f'<svg viewBox="0 0 {width:g} {high:g}" role="img" class="{style}"><title>{escape(what)}</title>']
+    head = f'<svg viewBox="0 0 {width:g} {high:g}" role="img" class="{style}"{_over_time(x, at_x, every)}>'
+    out = [f"{head}<title>{escape(what)}</title>"]
     out.append(label(0, 14, y.name, "start"))
     for level in levels:
         height = f"{at_y(level):.1f}"
         out.append(f'<line class="grid" x1="{_LEFT}" x2="{right}" y1="{height}" y2="{height}"/>')
         out.append(label(_LEFT - 8, at_y(level) + 4, number(level, 3), "end"))
-    out += [label(at_x(at), floor + 18, x.text(at), "middle") for at in x.marks or _marks(x, every)]
+    marks = [label(at_x(at), floor + 18, x.text(at), "middle") for at in x.marks or _marks(x, every)]
+    out.append(f'<g class="marks">{"".join(marks)}</g>')
     out.append(f'<line class="axis" x1="{_LEFT}" x2="{right}" y1="{floor}" y2="{floor}"/>')
     out.append(label((_LEFT + right) / 2, _HEIGHT - 8, x.name, "middle"))
-    out += [_band(line, at_x, at_y) for line in lines]
+    drawn = [_band(line, at_x, at_y) for line in lines]
     for line in lines:
-        out += _drawn(line, at_x, at_y)
-    out += _crosses(lines, at_x)
+        drawn += _drawn(line, at_x, at_y)
+    drawn += _crosses(lines, at_x)
+    if unit_of(x.name):  # in a frame of its own, which cuts off what a chosen stretch of time leaves out
+        frame = f"{_LEFT:g} 0 {right - _LEFT:g} {floor + 6:g}"
+        place = " ".join(f'{k}="{v}"' for k, v in zip(("x", "y", "width", "height"), frame.split(), strict=True))
+        drawn = [f'<svg {place} viewBox="{frame}">', *drawn, "</svg>"]
+    out += drawn
     return "".join([*out, *named]) + "</svg>"
+
+
+def _over_time(axis: Axis, at_x: Callable[[float], float], every: Sequence[float]) -> str:
+    """Of a chart over time: where which second is drawn, so that a script can show a stretch of it."""
+    unit = unit_of(axis.name)
+    if unit is None:
+        return ""
+    seconds = f"{every[0] * unit.seconds:.9g} {every[-1] * unit.seconds:.9g}"
+    return f' data-time="{seconds} {at_x(every[0]):.1f} {at_x(every[-1]):.1f} {unit.seconds:g}"'
 
 
 def _place_x(axis: Axis, every: Sequence[float], right: float) -> Callable[[float], float]:

@@ -558,6 +558,7 @@ class Gantt {
       other.view = [...this.view];
       other.draw();
     }
+    for (const each of curves) if (each.home === this.home.join()) each.show(this.view);
   }
 
   // The charts of other runs over the same time: what is chosen in one is shown in all.
@@ -786,9 +787,39 @@ class Gantt {
   }
 }
 
+// --- curves over time, which show what is chosen in a schedule ---------------------------------------------------------
+
+class Curves {
+  constructor(svg, run) {
+    [this.from, this.to, this.left, this.right, this.unit] = svg.dataset.time.split(" ").map(Number);
+    this.home = [run.from, run.to].join();
+    this.marks = svg.querySelector(".marks");
+    this.all = this.marks.innerHTML;
+    this.floor = this.marks.querySelector("text").getAttribute("y");
+    this.lines = [...svg.querySelectorAll("polyline")].map(line => [line, line.getAttribute("points")]);
+  }
+
+  show([from, to]) {
+    const whole = [from, to].join() === this.home, {left, right, unit} = this;
+    const place = t => left + (t - from) / (to - from) * (right - left), second = x => this.from + (x - left) / (right - left) * (this.to - this.from);
+    for (const [line, points] of this.lines) line.setAttribute("points", whole ? points : points.replace(/([\d.-]+),/g, (_, x) => place(second(Number(x))).toFixed(1) + ","));
+    this.marks.innerHTML = this.all;
+    if (whole) return;
+    const step = niceStep((to - from) / unit / 8), pattern = this.marks.querySelector("text"), made = [];
+    for (let i = Math.ceil(from / unit / step - 1e-9); i * step * unit <= to; i++) {
+      const mark = pattern.cloneNode();
+      mark.setAttribute("x", place(i * step * unit).toFixed(1));
+      mark.textContent = plain(i * step, 6);
+      made.push(mark);
+    }
+    this.marks.replaceChildren(...made);
+  }
+}
+
 // --- tabs -----------------------------------------------------------------------------------------------------------
 
 const runs = [...document.querySelectorAll(".run")];
+const curves = runs.flatMap((run, i) => [...run.querySelectorAll("svg[data-time]")].map(svg => new Curves(svg, data.runs[i])));
 const tabs = [...document.querySelectorAll("[role=tab]")];
 
 function select(which) {

@@ -26,3 +26,12 @@ def unit_for(seconds: float) -> Unit:
     if seconds >= 1 or seconds <= 0:
         return _UNITS[2]
     return _UNITS[1] if seconds >= 1e-3 else _UNITS[0]
+
+
+def unit_of(axis: str) -> Unit | None:
+    """The unit of an axis over time, by what it is called; nothing if it shows something else.
+
+    >>> unit_of("time, h").seconds, unit_of("devices")
+    (3600.0, None)
+    """
+    return next((unit for unit in _UNITS if axis == f"time, {unit.name}"), None)
