@@ -67,7 +67,7 @@ def test_lines_are_told_apart_by_what_was_profiled() -> None:
 def test_the_page_says_what_it_shows() -> None:
     rows = [row(policy, load, seed, 3600.0 * load) for policy in ("fifo", "las") for load in (1, 2) for seed in (0, 1)]
     page = sweep_page(groups(rows), "A sweep")
-    assert page.count("<svg") == 1 + 7 + 2, "a legend, seven figures, and completion times at two loads"
+    assert page.count("<svg") == 2 + 7 + 2, "two names, seven figures, and completion times at two loads"
     assert "8 runs · 2 lines · seeds 0, 1 · 2 loads · clusters 8:8:8" in page
     assert "Not done" not in page
 

@@ -68,13 +68,15 @@ def _distribution(values_s: Sequence[float], marks: Sequence[Mark], what: str, a
             )
     steps = "".join(f"H{x(at):.1f}V{y(share):.1f}" for at, share in staircase(values_s))
     out.append(f'<path class="cdf" d="M{x(min(values_s)):.1f},{y(0.0):.1f}{steps}H{width - right:g}"/>')
+    texts = []  # over all lines
     for mark, at, row, anchor in placed:
         label_y = 12.0 + 16.0 * (rows - 1 - row)
         out.append(
             f'<line class="mark {mark.style}" x1="{at:.1f}" x2="{at:.1f}" y1="{label_y + 4:.1f}" y2="{floor:.1f}"/>'
         )
         shift = {"start": 4.0, "end": -4.0}[anchor]
-        out.append(label(at + shift, label_y + 2, f"{mark.name} {seconds(mark.at_s, top)}", anchor, mark.style))
+        texts.append(label(at + shift, label_y + 2, f"{mark.name} {seconds(mark.at_s, top)}", anchor, mark.style))
+    out += texts
     out.append(f'<line class="axis" x1="{left}" x2="{width - right}" y1="{floor}" y2="{floor}"/>')
     out.append(label((left + width - right) / 2, height - 8, f"{axis}, {unit.name}", "middle"))
     return "".join(out) + "</svg>"
@@ -120,6 +122,12 @@ def shape(i: int, x: float, y: float, fill: str = "", told: str = "") -> str:
     return f'{form} style="fill:{fill or colour};stroke:{colour};stroke-width:1.6">{title}</{end}>'
 
 
+def line_piece(i: int, x: float, y: float) -> str:
+    """A piece of a line, by which a legend tells it."""
+    mark = shape(i, x + 13, y) if marked(i) else ""
+    return f'<path class="line" d="M{x:.1f},{y:.1f}h26" {line_style(i)}/>{mark}'
+
+
 def linked(parts: str, link: str) -> str:
     """What leads to a run of the page, if it is one."""
     return f'<a href="#{link}">{parts}</a>' if link else parts
@@ -137,9 +145,8 @@ def legend(
         if x + length > right and x > left:
             x, rows = left, rows + 1
         level = y + 18 * (rows - 1)
-        parts = f'<path class="line" d="M{x:.1f},{level - 4:.1f}h26" {line_style(i)}/>'
-        parts += shape(i, x + 13, level - 4) if marked(i) else ""
-        out.append(linked(parts + label(x + 33, level, text, "start"), links[i] if links else ""))
+        parts = line_piece(i, x, level - 4) + label(x + 33, level, text, "start")
+        out.append(linked(parts, links[i] if links else ""))
         x += length
     return out, rows
 

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+import numpy as np
 from msgspec import Struct, field
 from msgspec.structs import replace
 
@@ -29,6 +30,7 @@ from dovetail.report.waiting import Waited, Waits
 MAX_BARS = 100_000
 MAX_FINEST = 1_500_000
 MAX_LISTED = 100
+_EVENLY = 0.03  # of all the time between the first and the last, that none is further off
 FIRST_ARRIVALS = 1000  # that tell one work from another
 RUN, SETUP, QUEUE, ACTIVE, RUNNING, BY_TYPE = 0, 1, 2, 3, 4, 5  # from the last on, one for each type of device
 
@@ -110,6 +112,15 @@ class Story(Struct):
     @property
     def words(self) -> Words:
         return self.header.words
+
+    @property
+    def evenly(self) -> bool:
+        """Whether its jobs all came at once and left at an even pace: then their response times say nothing more."""
+        if len(self.responses_s) < 3 or self.last_arrival_s > self.first_arrivals_s[0]:
+            return False
+        times = np.sort(np.asarray(self.responses_s))
+        straight = np.linspace(times[0], times[-1], len(times))
+        return bool(np.abs(times - straight).max() <= _EVENLY * (times[-1] - times[0]))
 
     @property
     def scheduled(self) -> bool:

@@ -42,14 +42,16 @@ def gains_page(gains: Sequence[Gain], title: str, lead: str, opened: int = 0) ->
     """A page of several gains: a picture of each, then every run in full, the better one of the gain that is `opened`
     in view."""
     stories = [story for gain in gains for story in (gain.rule, gain.ours)]
-    cards = "".join(_card(gain, 2 * i) for i, gain in enumerate(gains))
+    colours = look.colours(stories)
+    cards = "".join(_card(gain, 2 * i, colours) for i, gain in enumerate(gains))
     overview = f'<section class="gains"><p class="lead">{escape(lead)}</p>{cards}</section>'
     return page(stories, title, overview, opened=2 * opened + (gains[opened].saved >= 0))
 
 
-def _card(gain: Gain, first: int) -> str:
-    head = f'<h2>{escape(gain.title)} <b class="gain">{escape(gained(gain))}</b></h2><p>{escape(gain.sentence)}</p>'
-    return f'<section class="card">{head}<div class="scroll">{pair(gain, first)}</div></section>'
+def _card(gain: Gain, first: int, colours: dict[str, str]) -> str:
+    told = look.unbroken(escape(gain.sentence))
+    head = f'<h2>{escape(gain.title)} <b class="gain">{escape(gained(gain))}</b></h2><p>{told}</p>'
+    return f'<section class="card">{head}<div class="scroll">{_pair(gain, first, colours)}</div></section>'
 
 
 def gained(gain: Gain) -> str:
@@ -78,14 +80,12 @@ def picture(gain: Gain) -> str:
     return standalone(f'<svg viewBox="0 0 {width} {y:g}" role="img" class="chart">{title}{"".join(out)}</svg>')
 
 
-def pair(gain: Gain, first: int | None = None) -> str:
-    """Both schedules as pictures on one scale; on a page they lead to their runs, of which the rule's is `first`."""
+def _pair(gain: Gain, first: int, colours: dict[str, str]) -> str:
+    """Both schedules as pictures on one scale, which lead to their runs, of which the rule's is `first`."""
     runs = ((gain.rule, gain.rule_name, gain.rule_s), (gain.ours, gain.ours_name, gain.ours_s))
-    to_s, colours = max(gain.rule.to_s, gain.ours.to_s), look.colours([gain.rule, gain.ours])
+    to_s = max(gain.rule.to_s, gain.ours.to_s)
     out = []
     for i, (story, name, value_s) in enumerate(runs):
-        head = escape(f"{name}: {gain.figure} {look.seconds(value_s)}")
-        if first is not None:
-            head = f'<a href="#run-{first + i}">{head}</a>'
-        out.append(f"<h3>{head}</h3>{gantt(story, to_s, colours)}")
+        head = look.unbroken(escape(f"{name}: {gain.figure} {look.seconds(value_s)}"))
+        out.append(f'<h3><a href="#run-{first + i}">{head}</a></h3>{gantt(story, to_s, colours)}')
     return "".join(out)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 from html import escape
 from typing import Any
@@ -23,7 +22,6 @@ from dovetail.report.usage import usage_card
 from dovetail.report.waiting_card import said, waiting_card
 from dovetail.version import __version__
 
-_UNIT = re.compile(r"(?<=\d) (?=[µm]?s\b|h\b|d\b|%)")  # where a line must not break
 _LOGO = (
     '<svg viewBox="0 0 24 24" aria-hidden="true"><path fill="var(--accent)" d="M2 2h20v9l-4-1.6V14l-4.2-1.4L14 9.2 '
     '10 8l.2 4.6L6 14V9.4L2 11z"/><path fill="var(--accent-soft)" d="M2 13l2.2-.9V16l7.8-2.6L19.8 16v-3.9L22 13v9H2z"/>'
@@ -146,7 +144,7 @@ def _figure(name: str, value: str, beside: str, meter: str = "") -> str:
     return (
         f'<div class="figure"><div class="name">{escape(name)}</div>'
         f'<div class="value">{escape(value)}</div>{meter}'
-        f'<div class="beside">{_UNIT.sub(chr(160), escape(beside))}</div></div>'
+        f'<div class="beside">{look.unbroken(escape(beside))}</div></div>'
     )
 
 
@@ -214,7 +212,7 @@ def _said(story: Story) -> str:
         sentences.append(f"{figures.switches:,} {word} cost {look.seconds(figures.switch_time_s)}.")
     sentences.append(said(story.waits, words))
     text = " ".join(filter(None, sentences))
-    return f'<p class="said">{_UNIT.sub(chr(160), escape(text))}</p>' if text else ""
+    return f'<p class="said">{look.unbroken(escape(text))}</p>' if text else ""
 
 
 def _schedule(story: Story, colours: dict[str, str]) -> str:
@@ -261,6 +259,11 @@ def _responses(story: Story) -> str:
         many = len(story.responses_s)
         told = f"for each of {many:,} {words.jobs}" if many > 1 else f"for the only {words.job}"
         return card(title, "", f"{look.seconds(spread.max)} {told}.")
+    if story.evenly:
+        told = f"{look.seconds(min(story.responses_s))} to {look.seconds(spread.max)}"
+        return card(
+            title, "", f"{told} for {len(story.responses_s):,} {words.jobs}, one after the other at an even pace."
+        )
     what = (
         f"{title} of {len(story.responses_s):,} {words.jobs}: mean {look.seconds(spread.mean)}, "
         f"median {look.seconds(spread.median)}, P99 {look.seconds(spread.p99)}, longest {look.seconds(spread.max)}."
@@ -300,7 +303,10 @@ def _kinds(story: Story, colours: dict[str, str]) -> str:
 
 
 def _types(story: Story) -> str:
+    """How each type of job fared; left out where there is one, of which the figures say as much."""
     words = story.words
+    if len(story.types) < 2:
+        return ""
     rows, top = [], max((type_.response_s.max for type_ in story.types if type_.completed), default=0.0)
     for type_ in story.types:
         spread = type_.response_s

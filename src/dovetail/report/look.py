@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections import Counter
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -217,6 +218,14 @@ def seconds(value: float, among: float = 0.0) -> str:
         value = 0.0
     unit = unit_for(max(abs(value), among))
     return f"{number(value / unit.seconds)} {unit.name}"
+
+
+_UNIT = re.compile(r"(?<=\d) (?=[µm]?s\b|h\b|d\b|%)")  # where a line must not break
+
+
+def unbroken(text: str) -> str:
+    """Numbers stay with their units where lines are broken."""
+    return _UNIT.sub(chr(160), text)
 
 
 def percent(share: float) -> str:

@@ -175,14 +175,14 @@ class Gantt {
   // Geometry: a ruler, one lane per device, then two strips, all over the same time.
   layout() {
     const width = this.canvas.parentElement.clientWidth;
-    const gutter = this.gutter = width < 520 ? 58 : this.labels();
+    const gutter = this.gutter = width < 520 ? 84 : this.labels(), under = this.run.bound ? 44 : 30;
     this.width = width;
     this.plot = Math.max(width - gutter - 14, 10);
     this.top = 30;
     this.bottom = this.top + this.pitch * this.run.devices.length;
     this.strips = [
-      {name: this.run.words.devices + " in use", y: this.bottom + 30, height: 62},
-      ...(this.queued ? [{name: this.run.words.waiting + " waiting", y: this.bottom + 30 + 62 + 30, height: 62}] : []),
+      {name: this.run.words.devices + " in use", y: this.bottom + under, height: 62},
+      ...(this.queued ? [{name: this.run.words.waiting + " waiting", y: this.bottom + under + 62 + 30, height: 62}] : []),
     ];
     this.height = this.strips.at(-1).y + 62 + 10;
   }
@@ -313,14 +313,21 @@ class Gantt {
       pen.textAlign = "left";
       pen.fillStyle = colour.ink;
       pen.font = `${pitch >= 16 ? 13 : 11}px ${FONT}`;
-      pen.fillText(label, 2, y + pitch / 2);
-      if (this.gutter > 80) {
+      pen.fillText(this.fitEnds(label, this.gutter - 8), 2, y + pitch / 2);
+      if (this.gutter > 90) {
         pen.textAlign = "right";
         pen.fillStyle = colour.soft;
         pen.font = `${pitch >= 16 ? 12 : 10}px ${FONT}`;
         pen.fillText(this.fit(type, this.gutter - 14 - pen.measureText(label).width - 12), this.gutter - 8, y + pitch / 2);
       }
     });
+  }
+
+  // A name of which the middle is left out if need be: its last word is what tells devices apart.
+  fitEnds(text, room) {
+    const length = part => this.pen.measureText(part).width, last = text.slice(text.lastIndexOf(" ") + 1);
+    if (length(text) <= room || last === text || length(last) > room / 2) return this.fit(text, room);
+    return this.fit(text, room - length(last)) + last;
   }
 
   // The text, or as much of its beginning as there is room for.

@@ -13,7 +13,7 @@ from msgspec import Struct
 
 from dovetail.core.confidence import Mean
 from dovetail.report.bands import Axis, Line, Point, band_chart
-from dovetail.report.charts import legend
+from dovetail.report.charts import line_piece
 from dovetail.report.document import card, document
 from dovetail.report.look import number
 from dovetail.report.tables import TableColumn, table
@@ -91,8 +91,9 @@ def _notes(found: Sequence[SweepPoint]) -> str:
 
 def _cluster(name: str, found: Sequence[SweepPoint], static: bool) -> str:
     lines = list(dict.fromkeys(group.line for group in found))
-    named, rows = legend(lines, 0.0, 1380.0, 18.0)
-    key = f'<svg viewBox="0 0 1380 {10 + 18 * rows}" class="chart full" aria-hidden="true">{"".join(named)}</svg>'
+    pieces = (f'<svg width="26" height="12" class="chart panel">{line_piece(i, 0, 6)}</svg>' for i in range(len(lines)))
+    named = "".join(f'<li class="key">{piece}{escape(line)}</li>' for piece, line in zip(pieces, lines, strict=True))
+    key = f'<ul class="keys" aria-label="Lines">{named}</ul>'
     x = "jobs, all there at the start" if static else "jobs per hour"
     figures = [_MAKESPAN, _JCT] if static else [_JCT, _P95]
     figures += [figure for figure in (_USE, _COST, _RHO, _JAIN, _ENVY) if any(figure.key in g.means for g in found)]
@@ -171,7 +172,7 @@ def _distribution(found: Sequence[SweepPoint], lines: Sequence[str], load: float
 def _table(found: Sequence[SweepPoint], figures: Sequence[Figure], static: bool) -> str:
     load = TableColumn("jobs" if static else "jobs per hour", number=True)
     columns = [TableColumn("policy", style="name"), load, TableColumn("seeds", number=True)]
-    columns += [*(TableColumn(figure.name, number=True) for figure in figures), TableColumn("status")]
+    columns += [*(TableColumn(figure.name, number=True) for figure in figures), TableColumn("status", style="whole")]
     rows, reasons = [], []
     for group in sorted(found, key=lambda g: (g.line, g.load)):
         values = [_text(group.means[f.key], f) if f.key in group.means else "" for f in figures]
@@ -179,5 +180,10 @@ def _table(found: Sequence[SweepPoint], figures: Sequence[Figure], static: bool)
         if group.reason:
             reasons.append([group.line, number(group.load), group.status, group.reason])
     out = card("All figures", table(columns, rows))
-    columns = [TableColumn("policy", style="name"), load, TableColumn("status"), TableColumn("why", style="why")]
+    columns = [
+        TableColumn("policy", style="name"),
+        load,
+        TableColumn("status", style="whole"),
+        TableColumn("why", style="why"),
+    ]
     return out + (card("Not done", table(columns, reasons)) if reasons else "")
