@@ -27,7 +27,7 @@ from dovetail.workflow.words import WORDS as WORKFLOW
 from tests.waiting import PATIENCE_S
 
 if TYPE_CHECKING:
-    from playwright.sync_api import Browser, BrowserContext, Locator, LocatorAssertions, Page
+    from playwright.sync_api import Browser, BrowserContext, Locator, Page
 
 EVIL = "</script><script>window.evil = 1</script><img src=x onerror='window.evil = 2'>"
 DRAWN = "canvas[data-drawn]:not([data-drawn='0'])"
@@ -63,7 +63,7 @@ def browser() -> Iterator[Browser]:
         running.close()
 
 
-def expect(what: Locator) -> LocatorAssertions:
+def expect(what: Locator) -> Any:
     """What is to come about, however long a busy machine takes."""
     from playwright.sync_api import expect as wait_for
 
