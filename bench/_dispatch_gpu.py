@@ -25,7 +25,7 @@ from torch.utils.data import DataLoader, Dataset
 from dovetail.dispatch import Dispatcher
 from dovetail.dispatch.live.staging import pinned_pool
 
-WARM = 8  # runs of a dispatcher, in which it finds sizes and ways
+WARM = 14  # runs of a dispatcher, in which it finds sizes and ways
 GPU = "cuda:0"
 BOTH = ["cuda:0", "cpu"]
 
@@ -130,7 +130,8 @@ def _problem(problem: GpuProblem, repeats: int) -> dict[str, Any]:
     back = torch.empty_like(expected).pin_memory()
     timing.rate("one pinned call", lambda: _pinned_call(function, pinned, back))
     timing.rate("computing alone", lambda: function(*there))
-    timing.rate("copying alone", lambda: _copies(pinned, there, expected.to(GPU), back), check=False)
+    made = expected.to(GPU)
+    timing.rate("copying alone", lambda: _copies(pinned, there, made, back), check=False)
     sizes = problem.sizes
     timing.best("NEML2-style chunks", {size: partial(_loop, function, host, size, True) for size in sizes})
     timing.best("loop on the device", {size: partial(_loop, function, there, size) for size in sizes})

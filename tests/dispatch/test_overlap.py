@@ -58,7 +58,7 @@ def settled(card: VirtualCard, items: int) -> tuple[list[float], list[Way]]:
         state = known.fork()
         way = floor.choose([state], items, [0])
         seconds, _ = card.run(state, items)
-        floor.ended(way._replace(counts=way.counts and not state.probed), items, seconds)
+        floor.ended(way, items, seconds, probed=state.probed)
         known = state.fork()
         took.append(seconds)
         ways.append(way)
@@ -79,4 +79,4 @@ def test_later_runs_overlap_as_far_as_it_pays(card: VirtualCard, items: int) -> 
     best = min(card.in_chunks(items, chunks) for chunks in range(1, 65))
     usual = sorted(took[-9:])[4]
     assert usual <= card.in_chunks(items, 1) * 1.02, (took, ways)  # never slower than one call
-    assert usual <= 1.08 * best, (took, best, ways)
+    assert usual <= 1.03 * best, (took, best, ways)

@@ -9,11 +9,15 @@ from typing import NamedTuple
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
+from dovetail.dispatch.chunk import Chunk
+from dovetail.dispatch.inputs.cursor import LocalCursor
 from dovetail.dispatch.inputs.curve_files import SimDevice
 from dovetail.dispatch.inputs.curves import Curve
 from dovetail.dispatch.inputs.size_search import SizeSearch
 from dovetail.dispatch.policies.base import DeviceState
+from dovetail.dispatch.policies.finish_together import FinishTogether
 from dovetail.dispatch.policies.floor import Floor, Way
+from dovetail.dispatch.scheduler import ChunkScheduler
 from dovetail.dispatch.simulate import run, state_of
 
 Stalls = Mapping[tuple[int, int], float]  # by device and its chunk: seconds
@@ -83,6 +87,64 @@ def test_run_three_and_later_cost_hardly_more_than_one_call(
     devices = [SimDevice(f"d{i}", curve(10**latency, 10**rate, sharp), known=False) for i in range(count)]
     costs = session(devices, int(10**size), stalls, 8, shared=True)
     assert max(cost.busy for cost in costs[2:]) <= 1.3
+
+
+def looked(devices: list[SimDevice], items: int, stalls: Mapping[int, Stalls], dearer: float) -> list[float]:
+    """What runs cost over one call where chunks, after the first run, take `dearer` times what they did in it."""
+    states, floor, costs = [state_of(device) for device in devices], Floor(shared=True), []
+    one_s = devices[0].curve.seconds(items)
+    for number in range(40):
+        states = [state.fork() for state in states]
+        way = floor.choose(states, items, [0])
+        scheduler = ChunkScheduler(LocalCursor(0, items), FinishTogether(), states, total=items, copied=0.15)
+        busy: dict[int, tuple[float, Chunk, float]] = {}
+        begun, now_s, used_s = [0] * len(devices), 0.0, 0.0
+        while not scheduler.finished:
+            for i, device in enumerate(devices):
+                if i not in busy and (chunk := scheduler.take(i, now_s)) is not None:
+                    alone = number == 0 or way.whole or scheduler.view.too_dear
+                    call_s = (1.0 if alone else dearer) * device.curve.seconds(len(chunk))
+                    stall_s = stalls.get(number, {}).get((i, begun[i]), 0.0)
+                    busy[i] = now_s + call_s + stall_s, chunk, call_s + stall_s
+                    begun[i], used_s = begun[i] + 1, used_s + call_s
+            i = min(busy, key=lambda each: busy[each][0])
+            now_s, chunk, seconds = busy.pop(i)
+            scheduler.claim(chunk)
+            scheduler.done(chunk, now_s, seconds)
+        floor.ended(way, items, now_s, scheduler.view.whole_s(used_s))
+        costs.append(used_s / one_s)
+    return costs
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    st.integers(2, 3),
+    st.floats(-5.3, -2),
+    st.floats(4, 8.5),
+    st.sampled_from([None, None, 256, 4096]),
+    st.floats(3, 6),
+    st.dictionaries(
+        st.integers(0, 39),
+        st.dictionaries(st.tuples(st.integers(0, 2), st.integers(0, 20)), st.floats(1e-4, 3), max_size=8),
+        max_size=8,
+    ),
+    st.floats(1, 4),
+)
+@example(2, -4.5, 7.0, None, 5.3, {}, 1.35)
+@example(2, -4.5, 7.0, None, 5.3, {}, 3.0)
+def test_a_look_at_another_way_costs_a_small_share_whatever_it_finds(
+    count: int,
+    latency: float,
+    rate: float,
+    sharp: int | None,
+    size: float,
+    stalls: Mapping[int, Stalls],
+    dearer: float,
+) -> None:
+    """Devices of one CPU that are in each other's way, which no curve tells, and stalls in any run at any place."""
+    devices = [SimDevice(f"d{i}", curve(10**latency, 10**rate, sharp), known=False) for i in range(count)]
+    costs = looked(devices, int(10**size), stalls, dearer)
+    assert max(costs[2:]) <= 1.3
 
 
 @settings(max_examples=30, deadline=None)

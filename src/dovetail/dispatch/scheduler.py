@@ -206,6 +206,8 @@ class ChunkScheduler:
         if chunk.avoid:
             self._blame(chunk)
         n = chunk.stop - chunk.start
+        if state.one_s:
+            self.view.looked(state, n, seconds)
         if self.learns:
             state.observed(n, seconds, beside)
         if chunk.claimed:

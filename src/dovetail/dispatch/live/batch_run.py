@@ -31,7 +31,6 @@ from dovetail.dispatch.scheduler import ChunkScheduler
 
 Hook = Callable[[Any, NodeDevice], Any]
 _AUTOCAST = ("cpu", "cuda")
-_BUSY = 0.05  # of a chunk's time on the CPU: one that is less of it there waits for something else
 NOWHERE = JournalFile(False)
 
 
@@ -206,11 +205,6 @@ class BatchRun:
 
 def _within(context: Context, call: Callable[[Any], Any]) -> Callable[[Any], Any]:
     return lambda work: context.run(call, work)
-
-
-def charged_s(chunk: Chunk, seconds: float) -> float:
-    """What a chunk took: of the CPU where it only waited for that, for whatever else runs there adds to the time."""
-    return min(chunk.cpu_s, seconds) if chunk.cpu_s > _BUSY * seconds else seconds
 
 
 def _ready(home: torch.device | None) -> Any:

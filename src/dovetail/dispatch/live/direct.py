@@ -18,7 +18,7 @@ from dovetail.dispatch.live.batch_run import BatchRun, home_of
 from dovetail.dispatch.metrics import BatchReport, report_of
 from dovetail.dispatch.policies.base import DeviceState
 from dovetail.dispatch.policies.fixed import Fixed
-from dovetail.dispatch.policies.floor import Floor, Way
+from dovetail.dispatch.policies.floor import Floor, Way, charged_s
 from dovetail.dispatch.scheduler import ChunkScheduler
 
 _SHORT_S = 1e-3  # a call that takes less is not shared: to wake other threads costs as much as they can save
@@ -109,10 +109,12 @@ class DirectCalls:
             return result, begun_s, ended_s
         if is_short:
             self._check_short(form, ended_s - begun_s)
-        elif ended_s - begun_s < _SHORT_S:
+            return result, begun_s, ended_s
+        cpu_s = process_time() - cpu_s
+        if charged_s(cpu_s, ended_s - begun_s) < _SHORT_S:
             self.short(form, items)
         else:
-            floor.ended(way, items, ended_s - begun_s, process_time() - cpu_s)
+            floor.ended(way, items, ended_s - begun_s, cpu_s)
         return result, begun_s, ended_s
 
     def _check_short(self, form: Any, seconds: float) -> None:

@@ -367,7 +367,9 @@ class Dispatcher:
             return None
         once = once_on(self.devices, states, source) if at is None else [at]
         again = self.tuning.met_again(form, source.total)
-        return self.tuning.floor(form).choose(states, source.total, once if again else [])
+        home = home_of(source)
+        copied = home is None or home.type == "cpu"
+        return self.tuning.floor(form).choose(states, source.total, once if again else [], copied)
 
     def _call_once(
         self, direct: DirectCalls, at: int, source: Any, form: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
@@ -410,10 +412,18 @@ class Dispatcher:
         begun_s, ended_s, spans = run.begun_s, run.ended_s or perf_counter(), run.spans or ()
         way, told, total, names = run.way, run.told, run.source.total, self.names  # a report must not hold on to this
         self._latest = lambda: report_of(scheduler, names, begun_s, ended_s, spans, told)
+        if isinstance(run.output, Preallocated) and not run.output.on_host:
+            run.output.detached = any(self.pool.workers[chunk.device].late for chunk in scheduler.active)
+        joining_s, join_s = process_time(), perf_counter()
+        result = run.output.result() if self.reduce is None or not scheduler.failures else None
         if way is not None and total is not None and not scheduler.failures and scheduler.done_items == total:
-            probed = any(state.probed for state in scheduler.view.devices)  # nothing overlapped then: it does not count
-            used = ended_s - begun_s, process_time() - run.cpu_s
-            self.tuning.floor(form).ended(way._replace(counts=way.counts and not probed), total, *used)
+            probed = any(state.probed for state in scheduler.view.devices)
+            now_s, cpu_s = perf_counter(), process_time()
+            used = ended_s - begun_s + now_s - join_s, scheduler.view.whole_s(cpu_s - run.cpu_s)
+            floor = self.tuning.floor(form)
+            floor.ended(way, total, *used, probed)
+            if len(scheduler.rows) > 1:
+                floor.join_s = (cpu_s - joining_s) / total
         if any(isinstance(error, ResultFormError) for _, error in scheduler.failures):
             self.tuning.floor(form).unjoinable = True
         if self.trace is not None:
@@ -424,14 +434,11 @@ class Dispatcher:
         self._recorded = partial(run_of, file, self._latest, self.policy_name, own, claims)
         if self._direct is not None and not self.tuning.floor(form).unjoinable:
             self._direct.learn(form, run)
-        if isinstance(run.output, Preallocated) and not run.output.on_host:
-            run.output.detached = any(self.pool.workers[chunk.device].late for chunk in scheduler.active)
         failures = [
             Failure(self.names[chunk.device], chunk.start, chunk.stop, chunk.attempt, error)
             for chunk, error in scheduler.failures
         ]
         missing = scheduler.missing(total) if whole and total is not None and scheduler.done_items != total else []
-        result = run.output.result() if self.reduce is None or not failures else None
         if self._cuda:
             handed_over(result)
         mark = mark_of(run.source, missing) if missing and not run.forgets else ""

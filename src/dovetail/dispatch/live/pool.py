@@ -14,10 +14,11 @@ from dovetail.core.errors import DovetailError, PolicyError, is_out_of_memory
 from dovetail.dispatch.chunk import Chunk
 from dovetail.dispatch.inputs.devices import NodeDevice, resolve
 from dovetail.dispatch.live import switch_interval
-from dovetail.dispatch.live.batch_run import BatchRun, charged_s
+from dovetail.dispatch.live.batch_run import BatchRun
 from dovetail.dispatch.live.errors import is_lost
 from dovetail.dispatch.live.worker import Ended
 from dovetail.dispatch.live.workers import WorkerSet
+from dovetail.dispatch.policies.floor import charged_s
 
 _KEPT = ExitStack()  # on the caller's own thread there are no modes to take over
 
@@ -321,7 +322,7 @@ class WorkerPool:
             self._served[i] = now
             run.used_s += seconds
             if error is None:
-                scheduler.done(chunk, now, charged_s(chunk, seconds))
+                scheduler.done(chunk, now, charged_s(chunk.cpu_s, seconds))
             elif is_out_of_memory(error):
                 scheduler.halved(chunk, now, error)
             else:

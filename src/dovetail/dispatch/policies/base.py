@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from math import inf, log
+from math import ceil, inf, log
 from statistics import median
 from typing import Protocol
 
@@ -13,6 +13,10 @@ from dovetail.dispatch.inputs.size_search import UNLIMITED, SizeSearch
 DECLINE = 0  # the others finish it sooner; ask again whenever a chunk ends
 WAIT = -1  # full; ask again when one of this device's own chunks ends
 
+PREFIX = 0.04  # of a batch, in small chunks, shows what it costs to do it in another way
+DEARER = 1.2  # times the CPU time of one call: so much may be spent for an earlier end, and no more
+_SMALL = 8  # such chunks
+_CALLS = 0.02  # of what one call takes, for making so many calls; else they are fewer
 _PROBE = 0.4  # of the time that is left: no measurement may take longer
 _NEW = 0.1  # least weight of the newest observation
 _FAR = 0.4  # a time this far off, as a logarithm, is no noise: the device has changed, or was disturbed
@@ -52,9 +56,11 @@ class DeviceState:
     busy: bool = False  # it has done a chunk of this batch
     out: bool = False  # the batch is done sooner, or as soon, without it
     whole: bool = False  # it does all of the batch in one call
+    cuts: int = 0  # into how many chunks its share of the batch is cut, so that they overlap; 0: as its curve says
     frugal: bool = False  # it shares a CPU, and this run is compared with one call: none is made to find sizes
     few: bool = False  # its function is compiled for every size anew
     probed: bool = False  # chunks of this batch were done one at a time, to find sizes
+    one_s: float = 0.0  # per item, of one call: this run is only a look, which ends when it costs much more
 
     def __post_init__(self) -> None:
         if self.curve is None and self.size is None and self.search is None:
@@ -81,6 +87,17 @@ class DeviceState:
     def seconds(self, size: float) -> float:
         """How long this device is expected to take for so many items."""
         return self.factor * self.curve.seconds(size) if self.curve else 0.0
+
+    def call_s(self, size: float) -> float:
+        """As its curve says, whatever this run has shown."""
+        return self.curve.seconds(size) if self.curve is not None else 0.0
+
+    def small(self, total: float, devices: int) -> tuple[int, float]:
+        """The first chunks of a run that is only a look, and what one costs more than its items in one call."""
+        size = PREFIX * total / _SMALL
+        more_s = max(self.call_s(size) - self.one_s * size, 1e-12)
+        chunks = min(max(int(_CALLS * self.one_s * total / more_s), devices), _SMALL)
+        return ceil(PREFIX * total / chunks), more_s
 
     def hoped_s(self, size: float) -> float:
         """How long it takes for so many items if no call is worse than the best one: times of others may be odd.
@@ -110,6 +127,8 @@ class DeviceState:
         copies, and cost more calls.
         """
         assert self.curve is not None
+        if self.cuts:
+            return share / self.cuts, inf
         beside = min(self.factor, 1.0) if len(self.recent) >= _CHECKED else _OVERLAP
         best, least_s = share, inf
         for chunks in _CUTS:
@@ -213,13 +232,27 @@ class DeviceState:
 class View:
     """What a policy decides on: the clock's reading, the items that nobody has yet, and the devices."""
 
-    __slots__ = ("devices", "now_s", "remaining", "total")
+    __slots__ = ("devices", "done", "now_s", "planned_s", "remaining", "spent_s", "too_dear", "total")
 
     def __init__(self, devices: list[DeviceState], total: float) -> None:
         self.devices = devices
         self.total = total
         self.remaining: float = total
         self.now_s = 0.0
+        self.done, self.spent_s, self.planned_s = 0, 0.0, 0.0  # of a look: items, their time, and what is allowed
+        self.too_dear = False  # it costs too much: the rest is done with one call
+
+    def looked(self, state: DeviceState, items: int, seconds: float) -> None:
+        """A chunk of a run that is only a look took so long."""
+        if not self.too_dear:
+            self.done, self.spent_s = self.done + items, self.spent_s + seconds
+            one_s = state.one_s * items
+            self.planned_s += DEARER * one_s + max(state.call_s(items) - one_s, 0.0)
+            self.too_dear = self.done >= PREFIX * self.total and self.spent_s > self.planned_s
+
+    def whole_s(self, seconds: float) -> float:
+        """What a run cost, or would have cost if it had gone on as it began."""
+        return max(seconds, self.spent_s * self.total / self.done) if self.too_dear else seconds
 
 
 class Policy(Protocol):

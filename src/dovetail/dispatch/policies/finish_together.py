@@ -6,7 +6,7 @@ from math import ceil, inf
 
 from dovetail.core.registry import policy
 from dovetail.dispatch.inputs.size_search import UNLIMITED
-from dovetail.dispatch.policies.base import DECLINE, WAIT, DeviceState, View, probe
+from dovetail.dispatch.policies.base import DECLINE, PREFIX, WAIT, DeviceState, View, probe
 
 _PLENTY = 1.5  # longest chunks of work ahead, below which the end is planned
 _FAR_FROM_END = 0.5  # of the time left, for a chunk that is larger than need be
@@ -15,6 +15,8 @@ _PIECES = (2, 3, 4, 8)  # into how many more calls a share may be cut
 _CAREFUL = 0.2  # of the time left, for a first chunk that shows whether a curve still holds
 _DETOUR = 0.02  # of the time left, which such a chunk may cost
 _LARGER = 2  # than the largest that was measured: so far a curve is trusted to go on straight
+_LAST = 1.5  # chunks: what is left for the last two, of which the second is smaller
+_CHEAP = 0.4  # of the time of a chunk, for a quarter of it
 _CLOSE = 1e-3  # of the time left; nearer is below what a chunk's time varies
 
 
@@ -30,12 +32,16 @@ class FinishTogether:
     leaves_out = True
 
     def next(self, device: int, view: View) -> int:
+        n = self._next(device, view)
+        return n if n <= 0 or not view.devices[device].one_s else _careful(n, view.devices[device], view)
+
+    def _next(self, device: int, view: View) -> int:
         me = view.devices[device]
         if me.out:
             return DECLINE
         if me.whole and view.remaining < inf:
             return int(min(view.remaining, me.limit))
-        if not me.settled and not (me.frugal and me.measured):
+        if not me.settled and not (me.frugal and me.measured) and not me.cuts:
             size = probe(device, view)
             if size != DECLINE:
                 return size
@@ -46,6 +52,8 @@ class FinishTogether:
             return me.best
         rate, longest_s = _together(view)
         most = _most(me, view.total, rate)
+        if me.cuts and sum(state.serves for state in view.devices) == 1:
+            return int(min(_overlapping(me, most, remaining), me.limit))
         if remaining > _PLENTY * rate * longest_s:
             return min(self._early(me, remaining / rate), most)
         end_s = finish_s(view)
@@ -113,6 +121,20 @@ def _most(state: DeviceState, total: float, rate: float) -> int:
         return UNLIMITED
     own = state.best / (state.seconds(state.best) or 1e-9)
     return ceil(state.overlapped(total * min(own / rate, 1.0))[0])
+
+
+def _overlapping(state: DeviceState, most: int, remaining: float) -> float:
+    """Chunks of one size, and less in the last one if a small call costs little: nothing hides what it takes."""
+    if remaining >= _LAST * most or state.call_s(most / 4) > _CHEAP * state.call_s(most):
+        return min(most, remaining)
+    return remaining if remaining <= most / 3 else 0.75 * remaining
+
+
+def _careful(n: int, me: DeviceState, view: View) -> int:
+    """For a run that is only a look: small chunks first, and one call with all that is left when they cost too much."""
+    if view.too_dear:
+        return int(min(view.remaining, me.limit))
+    return n if view.done >= PREFIX * view.total else min(n, me.small(view.total, len(view.devices))[0])
 
 
 def items_until(state: DeviceState, end_s: float, now_s: float) -> float:

@@ -6,13 +6,13 @@ a batch never stays slower than one plain call on the best device. Who loses is 
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
-from math import ceil
+from math import ceil, inf
 from statistics import median_low
 from typing import NamedTuple
 
-from dovetail.dispatch.policies.base import DeviceState
+from dovetail.dispatch.policies.base import DEARER, DeviceState
 
 _KEPT = 3  # runs, of which the median counts
 _FIRST = 2  # runs that go to finding sizes, if need be
@@ -26,7 +26,17 @@ _DOUBT = 1.3  # times what the curves say: such a run is repeated
 _SHORT_S = 1.0  # a batch that takes no longer is tried in every way, whatever that costs
 _SHARE = 0.03  # of the time, for a look at ways that lost
 _REST = 16  # runs between two such looks at one way
-_DEARER = 1.1  # times the CPU time of one call: so much may be spent for an earlier end, and no more
+_FIRST_CUTS = 4  # chunks that overlap: so many are tried first
+_MOST_CUTS = 64
+_LARGER = 4  # times the largest chunk that was measured: no chunk is larger
+_HOPE = 0.97  # of the best time, which another number of chunks may take
+_BUSY = 0.05  # of a call's time on the CPU: one that is less of it there waits for something else
+_CALLS = 0.02  # of the time of one call: so much may the smallest calls of a look cost
+
+
+def charged_s(cpu_s: float, wall_s: float) -> float:
+    """What a call took: of the CPU where it only waited for that, for whatever else runs there adds to the time."""
+    return min(cpu_s, wall_s) if cpu_s > _BUSY * wall_s else wall_s
 
 
 class Took(NamedTuple):
@@ -38,19 +48,29 @@ class Took(NamedTuple):
     def of(self, items: int) -> Took:
         return Took(self.wall_s * items, self.cpu_s * items)
 
+    @property
+    def charged_s(self) -> float:
+        """As a chunk is charged."""
+        return charged_s(self.cpu_s, self.wall_s)
+
 
 class Way(NamedTuple):
-    """Devices that serve; `whole`: the only one does all with one call. Without `counts` it is for finding sizes."""
+    """Devices that serve; `whole`: the only one does all with one call. Without `counts` it is for finding sizes.
+
+    `cuts`: into how many chunks that overlap an accelerator's share is cut; 0: as its curve says.
+    """
 
     serving: tuple[int, ...]
     whole: bool = False
     counts: bool = True
+    cuts: int = 0
 
     def told(self, names: Sequence[str]) -> str:
         """As a report says it."""
         if self.whole:
             return f"one call on {names[self.serving[0]]}"
-        return "all devices" if len(self.serving) == len(names) else f"only {', '.join(names[i] for i in self.serving)}"
+        who = "all devices" if len(self.serving) == len(names) else f"only {', '.join(names[i] for i in self.serving)}"
+        return f"{who}, {self.cuts} overlapping chunks" if self.cuts else who
 
 
 ONE_CALL = Way((0,), whole=True)
@@ -70,18 +90,24 @@ class Floor:
     decided: bool = False  # nothing was left to try when a way was chosen last
     looked: dict[Way, int] = field(default_factory=dict)  # the run in which each way that lost was looked at last
     unjoinable: bool = False  # results were refused: one call must not hide that in some runs
+    join_s: float = 0.0  # of the CPU per item, for putting the results of several chunks together
 
-    def choose(self, states: Sequence[DeviceState], items: int, once: Collection[int]) -> Way:
-        """How to do a batch of so many items; the states are set accordingly. `once`: who may do it with one call."""
+    def choose(self, states: Sequence[DeviceState], items: int, once: Collection[int], copied: bool = True) -> Way:
+        """How to do a batch of so many items; the states are set accordingly.
+
+        `once`: who may do it with one call; `copied`: it must be brought to the accelerators.
+        """
         self.decided = False
-        way = self._best(states, items, once)
+        way = self._best(states, items, once, copied)
+        is_look = self._is_look(way, items)
         self.runs += 1
         for i, state in enumerate(states):
+            state.one_s *= is_look
             state.out, state.whole = i not in way.serving, way.whole and i in way.serving
-            state.frugal = self.shared and way.counts
+            state.frugal, state.cuts = self.shared and way.counts, way.cuts if state.slots > 1 else 0
         return way
 
-    def _best(self, states: Sequence[DeviceState], items: int, once: Collection[int]) -> Way:
+    def _best(self, states: Sequence[DeviceState], items: int, once: Collection[int], copied: bool) -> Way:
         if (
             self.unjoinable
             or any(state.curve is None or state.size is not None for state in states)
@@ -90,13 +116,24 @@ class Floor:
             return Way(tuple(range(len(states))), counts=False)
         runs = dict(self._took(items))  # another run may end meanwhile
         took = {way: _usual(known).of(items) for way, known in runs.items()}
-        planned = self._affordable(_planned(states, items, once, runs), took)
+        planned = self._affordable(self._planned(states, items, once, runs, copied), took)
+        one = next(iter(planned))
+        may_look = self._bound(states, one, took.get(one, planned[one]), items)
+        if not may_look:
+            planned = {way: plan for way, plan in planned.items() if way.whole or way in runs}
         expected = {way: took.get(way, plan).wall_s for way, plan in planned.items()}
         best = _least(expected, self._clearly)
         called = any(way.whole for way in runs)
-        if self.shared and not called and expected[best] <= _SHORT_S and (one := next(iter(planned))).whole:
-            return one  # whatever the curves say of it: all is compared with this one
+        if self.shared and not called and expected[best] <= _SHORT_S and one.whole:
+            # All is compared with one call, whatever the curves say of it; what is dear is tried before.
+            early = self.runs < _FIRST and best not in runs and expected[best] < _WORTH * expected[one]
+            return best if early else one
+        for way, known in runs.items():
+            if way.cuts and len(known) == 1 and self.runs > _FIRST:
+                return way  # the first run with chunks of a size pays for their memory
         for way, plan in planned.items():
+            if not way.whole and not may_look:
+                continue
             known = runs.get(way, ())
             near = plan.wall_s <= (2 * len(states) if self.shared else _DOUBT) * expected[best]
             floor = way.whole and near and (way in runs or not called)
@@ -107,7 +144,7 @@ class Floor:
                     return way
         for way in sorted(expected, key=lambda way: len(runs.get(way, ()))):
             more_s, hope_s = expected[way] - expected[best], planned[way].wall_s
-            if self.shared and not way.whole and hope_s >= _CLEARLY * expected[best]:
+            if way.cuts or (self.shared and not way.whole and (hope_s >= _CLEARLY * expected[best] or not may_look)):
                 continue
             if 0 < more_s <= self.credit_s and self.runs - self.looked.get(way, -_REST) >= _REST:
                 self.credit_s -= more_s
@@ -115,6 +152,52 @@ class Floor:
                 return way
         self.decided = True
         return best
+
+    def _bound(self, states: Sequence[DeviceState], one: Way, took: Took, items: int) -> bool:
+        """Tell the devices of one CPU what one call takes; False if a look could cost much before that shows."""
+        if not self.shared or not one.whole:
+            return True
+        for state in states:
+            state.one_s = took.charged_s / items
+        calls_s = sum(state.small(items, len(states))[1] for state in states)
+        return self.runs < _FIRST or calls_s <= _CALLS * took.charged_s
+
+    def _is_look(self, way: Way, items: int) -> bool:
+        """Whether this way has not shown yet that it is the better one, in a run that must not cost much."""
+        sure = self.decided and way in self._took(items)
+        return way.counts and not way.whole and not sure and self.runs >= _FIRST
+
+    def _planned(
+        self,
+        states: Sequence[DeviceState],
+        items: int,
+        once: Collection[int],
+        runs: dict[Way, list[Took]],
+        copied: bool,
+    ) -> dict[Way, Took]:
+        """The ways that a batch can be done, the simplest first, and what the curves say that they take."""
+        able = [i for i, state in enumerate(states) if state.alive]
+        alone = {i: states[i].hoped_s(items) for i in able}
+        rates = {i: max(items / alone[i], states[i].best / states[i].seconds(states[i].best)) for i in able}
+        fast = tuple(i for i in able if rates[i] >= _SLOW * max(rates.values()))
+        calls = [i for i in able if i in once and states[i].limit >= items]
+        calls.sort(key=alone.__getitem__)
+        tried = {way.serving[0] for way in runs if way.whole}
+        calls = [i for i in calls if i in tried or alone[i] <= _MAYBE * alone[calls[0]]]
+        # That chunks are in each other's way on a CPU does not make one call dearer.
+        once_s = {i: alone[i] / (max(states[i].factor, 1.0) if self.shared else 1.0) for i in calls}
+        ways = {Way((i,), whole=True): Took(once_s[i], once_s[i]) for i in calls}
+        for serving in (fast, tuple(able)):
+            wall_s = items / sum(rates[i] for i in serving)
+            busy_s = [_busy_s(states[i], wall_s * rates[i]) for i in serving]
+            plan = Took(max(busy_s) + self.join_s * items, sum(busy_s) + self.join_s * items)
+            cuts = _cuts(serving, states, items, runs) if copied else []
+            ways |= {Way(serving, cuts=k): plan for k in cuts} or {Way(serving): plan}
+            if cuts and (new := Way(serving, cuts=cuts[-1])) not in runs and (cuts[1:] or len(serving) == 1):
+                known = [_usual(took).wall_s * items for way, took in runs.items() if way.serving == serving]
+                hope_s = _HOPE * min(known, default=min(once_s.values(), default=plan.wall_s))
+                ways[new] = Took(hope_s, hope_s)
+        return ways
 
     @property
     def _clearly(self) -> float:
@@ -125,16 +208,16 @@ class Floor:
         one = next(iter(planned))
         if not self.shared or not one.whole:
             return planned
-        most_s = _DEARER * took.get(one, planned[one]).cpu_s
+        most_s = DEARER * took.get(one, planned[one]).cpu_s
         return {way: plan for way, plan in planned.items() if way == one or took.get(way, plan).cpu_s <= most_s}
 
     def _took(self, items: int) -> dict[Way, list[Took]]:
         return self.took.setdefault(items.bit_length(), {})
 
-    def ended(self, way: Way, items: int, wall_s: float, cpu_s: float = 0.0) -> None:
-        """A run took so long."""
+    def ended(self, way: Way, items: int, wall_s: float, cpu_s: float = 0.0, probed: bool = False) -> None:
+        """A run took so long; `probed`: chunks were done one at a time, unless their number was given."""
         self.credit_s += _SHARE * wall_s
-        if not way.counts:
+        if not way.counts or (probed and not way.whole and not way.cuts):
             return
         took = self._took(items)
         took[way] = [*took.get(way, ()), Took(wall_s / items, cpu_s / items)][-_KEPT:]
@@ -165,22 +248,29 @@ def _least(expected: dict[Way, float], clearly: float) -> Way:
     return best
 
 
-def _planned(states: Sequence[DeviceState], items: int, once: Collection[int], runs: Iterable[Way]) -> dict[Way, Took]:
-    """The ways that a batch can be done, the simplest first, and what the curves say that they take."""
-    able = [i for i, state in enumerate(states) if state.alive]
-    alone = {i: states[i].hoped_s(items) for i in able}
-    rates = {i: max(items / alone[i], states[i].best / states[i].seconds(states[i].best)) for i in able}
-    fast = tuple(i for i in able if rates[i] >= _SLOW * max(rates.values()))
-    calls = [i for i in able if i in once and states[i].limit >= items]
-    calls.sort(key=alone.__getitem__)
-    tried = {way.serving[0] for way in runs if way.whole}
-    calls = [i for i in calls if i in tried or alone[i] <= _MAYBE * alone[calls[0]]]
-    ways = {Way((i,), whole=True): Took(alone[i], alone[i]) for i in calls}
-    for serving in (fast, tuple(able)):
-        wall_s = items / sum(rates[i] for i in serving)
-        busy_s = [_busy_s(states[i], wall_s * rates[i]) for i in serving]
-        ways[Way(serving)] = Took(max(busy_s), sum(busy_s))
-    return ways
+def _cuts(
+    serving: tuple[int, ...], states: Sequence[DeviceState], items: int, runs: dict[Way, list[Took]]
+) -> list[int]:
+    """The best number of chunks that was tried where chunks overlap, and then the next one to try, if any.
+
+    Four times as many as long as that gains, then those between; fewer if one call is as good.
+    """
+    cut = [states[i] for i in serving if states[i].slots > 1 and states[i].curve is not None]
+    least = max((items / (_LARGER * state.curve.sizes[-1]) for state in cut if state.curve), default=_MOST_CUTS + 1)
+    every = {way: _usual(known).wall_s for way, known in runs.items() if way.cuts}
+    took = {way.cuts: wall_s for way, wall_s in every.items() if way.serving == serving}
+    if not took:
+        first = min(every, key=every.__getitem__).cuts if every else _FIRST_CUTS
+        first = max(first, 1 << (ceil(least) - 1).bit_length())
+        return [first] if first <= _MOST_CUTS else []
+    best = min(took, key=took.__getitem__)
+    one_s = min((_usual(known).wall_s for way, known in runs.items() if way.whole), default=inf)
+    if took[best] > _AT_ALL * one_s:
+        tries = [best // 2]
+    else:
+        tries = [4 * best, 2 * best, best // 2] if best == max(took) else [2 * best, best // 2]
+    new = [k for k in tries if k not in took and max(least, 2) <= k <= _MOST_CUTS]
+    return [best, *new[:1]]
 
 
 def _busy_s(state: DeviceState, share: float) -> float:
