@@ -46,6 +46,7 @@ def main() -> None:
     parser.add_argument("--format", choices=["json", "table"], default="json", help="table: one line per figure")
     parser.add_argument("--repeats", type=int, default=9)
     parser.add_argument("--scale", type=float, default=1.0, help="of the batches on a GPU and beside the peers")
+    parser.add_argument("--only", nargs="+", default=[], help="peers: numpy, torch, pandas, transformer, images")
     parser.add_argument("--leave-out", nargs="+", default=[], help="peers: joblib, dask, ray")
     arguments = parser.parse_args()
     sections: dict[str, Callable[[], Any]] = {
@@ -55,7 +56,7 @@ def main() -> None:
         "stalls": stalls,
         "small": small,
         "gpu": lambda: gpu(arguments.repeats, arguments.scale),
-        "peers": lambda: peers(arguments.repeats, arguments.scale, leave_out=arguments.leave_out),
+        "peers": lambda: peers(arguments.repeats, arguments.scale, arguments.only, arguments.leave_out),
     }
     chosen = [name for name in sections if getattr(arguments, name)] or ["overhead", "simulated", "emulated"]
     result: dict[str, Any] = {"torch": torch_version()}

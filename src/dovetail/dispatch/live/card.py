@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager
 from time import perf_counter
 from typing import Any
 
@@ -33,11 +32,9 @@ class Card:
     def event(self, **options: bool) -> Any:
         return torch.cuda.Event(**options)  # type: ignore[no-untyped-call]
 
-    @contextmanager
-    def within(self, stream: Any) -> Iterator[None]:
-        """What is begun inside goes to this stream."""
-        with torch.cuda.device(self.where), torch.cuda.stream(stream):
-            yield
+    def within(self, stream: Any) -> AbstractContextManager[None]:
+        """What is begun inside goes to this stream, and to its device."""
+        return torch.cuda.stream(stream)
 
     def current(self) -> AbstractContextManager[None]:
         return torch.cuda.device(self.where)
@@ -73,6 +70,9 @@ class StreamLink:
         self._card, self._stream = card, stream
 
     def copy(self, to: Tensor, given: Tensor) -> None:
+        if torch.cuda.current_stream(self._card.where) == self._stream:
+            to.copy_(given, non_blocking=True)
+            return
         with self._card.within(self._stream):
             to.copy_(given, non_blocking=True)
 

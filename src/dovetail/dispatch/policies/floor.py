@@ -29,6 +29,7 @@ _REST = 16  # runs between two such looks at one way
 _FIRST_CUTS = 4  # chunks that overlap: so many are tried first
 _MOST_CUTS = 64
 _LARGER = 4  # times the largest chunk that was measured: no chunk is larger
+_DEAR_ONCE = 1.5  # times the best time: a number of chunks that took more is not tried again
 _HOPE = 0.97  # of the best time, which another number of chunks may take
 _BUSY = 0.05  # of a call's time on the CPU: one that is less of it there waits for something else
 _CALLS = 0.02  # of the time of one call: so much may the smallest calls of a look cost
@@ -128,9 +129,11 @@ class Floor:
             # All is compared with one call, whatever the curves say of it; what is dear is tried before.
             early = self.runs < _FIRST and best not in runs and expected[best] < _WORTH * expected[one]
             return best if early else one
-        for way, known in runs.items():
-            if way.cuts and len(known) == 1 and self.runs > _FIRST:
-                return way  # the first run with chunks of a size pays for their memory
+        able = {way.serving for way in planned}
+        for way, once_tried in runs.items():  # the first run with chunks of a size pays for their memory
+            near = once_tried[0].wall_s * items <= _DEAR_ONCE * expected[best]
+            if way.cuts and len(once_tried) == 1 and way.serving in able and near:
+                return way
         for way, plan in planned.items():
             if not way.whole and not may_look:
                 continue
