@@ -41,7 +41,7 @@ from dovetail.dispatch.replay import RecordedScheduler
 from dovetail.dispatch.scheduler import ChunkScheduler
 
 _SILENT: AbstractContextManager[None] = nullcontext()
-_COPIED = 0.15  # of a batch: a device of the same CPU does no longer chunk of it a second time
+_COPIED = 0.04  # of a batch: a device of the same CPU does no longer chunk of it a second time
 
 
 class Dispatcher:

@@ -14,8 +14,9 @@ DECLINE = 0  # the others finish it sooner; ask again whenever a chunk ends
 WAIT = -1  # full; ask again when one of this device's own chunks ends
 
 PREFIX = 0.04  # of a batch, in small chunks, shows what it costs to do it in another way
-DEARER = 1.2  # times the CPU time of one call: so much may be spent for an earlier end, and no more
+DEARER = 1.25  # times the CPU time of one call: so much may be spent for an earlier end, and no more
 _SMALL = 8  # such chunks
+_PARTS = 4  # of a device's share, later
 _CALLS = 0.02  # of what one call takes, for making so many calls; else they are fewer
 _PROBE = 0.4  # of the time that is left: no measurement may take longer
 _NEW = 0.1  # least weight of the newest observation
@@ -60,7 +61,8 @@ class DeviceState:
     frugal: bool = False  # it shares a CPU, and this run is compared with one call: none is made to find sizes
     few: bool = False  # its function is compiled for every size anew
     probed: bool = False  # chunks of this batch were done one at a time, to find sizes
-    one_s: float = 0.0  # per item, of one call: this run is only a look, which ends when it costs much more
+    one_s: float = 0.0  # per item, of one call: the rest of this run is done so if chunks cost much more; 0: it is not
+    tried: bool = False  # runs were done in this way before
 
     def __post_init__(self) -> None:
         if self.curve is None and self.size is None and self.search is None:
@@ -92,12 +94,17 @@ class DeviceState:
         """As its curve says, whatever this run has shown."""
         return self.curve.seconds(size) if self.curve is not None else 0.0
 
-    def small(self, total: float, devices: int) -> tuple[int, float]:
-        """The first chunks of a run that is only a look, and what one costs more than its items in one call."""
+    def more_s(self, total: float) -> float:
+        """What a small call costs more than its items in one call with all of them."""
         size = PREFIX * total / _SMALL
-        more_s = max(self.call_s(size) - self.one_s * size, 1e-12)
-        chunks = min(max(int(_CALLS * self.one_s * total / more_s), devices), _SMALL)
-        return ceil(PREFIX * total / chunks), more_s
+        return max(self.call_s(size) - self.one_s * size, 1e-12)
+
+    def watched(self, total: float, devices: int, is_new: bool) -> int:
+        """The largest chunk where one call costs least: small ones show soon what they cost, and each costs a call."""
+        calls = _CALLS * self.one_s * total / self.more_s(total)
+        if is_new:
+            return ceil(PREFIX * total / min(max(int(calls), devices), _SMALL))
+        return ceil(total / devices / min(max(int(2 * calls / devices), 1), _PARTS))
 
     def hoped_s(self, size: float) -> float:
         """How long it takes for so many items if no call is worse than the best one: times of others may be odd.
@@ -239,11 +246,11 @@ class View:
         self.total = total
         self.remaining: float = total
         self.now_s = 0.0
-        self.done, self.spent_s, self.planned_s = 0, 0.0, 0.0  # of a look: items, their time, and what is allowed
+        self.done, self.spent_s, self.planned_s = 0, 0.0, 0.0  # items, their time, and what is allowed for them
         self.too_dear = False  # it costs too much: the rest is done with one call
 
     def looked(self, state: DeviceState, items: int, seconds: float) -> None:
-        """A chunk of a run that is only a look took so long."""
+        """A chunk took so long in a run that must not cost much more than one call."""
         if not self.too_dear:
             self.done, self.spent_s = self.done + items, self.spent_s + seconds
             one_s = state.one_s * items

@@ -131,10 +131,11 @@ def _overlapping(state: DeviceState, most: int, remaining: float) -> float:
 
 
 def _careful(n: int, me: DeviceState, view: View) -> int:
-    """For a run that is only a look: small chunks first, and one call with all that is left when they cost too much."""
+    """Where one call costs least of a CPU: small chunks first, and one call with the rest if they cost too much."""
     if view.too_dear:
         return int(min(view.remaining, me.limit))
-    return n if view.done >= PREFIX * view.total else min(n, me.small(view.total, len(view.devices))[0])
+    is_new = not me.tried and view.done < PREFIX * view.total
+    return min(n, me.watched(view.total, len(view.devices), is_new))
 
 
 def items_until(state: DeviceState, end_s: float, now_s: float) -> float:

@@ -24,6 +24,7 @@ _MAYBE = 1.5  # times the best device's time for one call, by the curves: that o
 _SLOW = 0.25  # of the fastest device's rate: one below may well cost more than it brings
 _DOUBT = 1.3  # times what the curves say: such a run is repeated
 _SHORT_S = 1.0  # a batch that takes no longer is tried in every way, whatever that costs
+_CALLED_S = 10.0  # a batch of one CPU that takes no longer is done with one call, to know what that costs
 _SHARE = 0.03  # of the time, for a look at ways that lost
 _REST = 16  # runs between two such looks at one way
 _FIRST_CUTS = 4  # chunks that overlap: so many are tried first
@@ -100,10 +101,10 @@ class Floor:
         """
         self.decided = False
         way = self._best(states, items, once, copied)
-        is_look = self._is_look(way, items)
+        is_bound, is_tried = way.counts and not way.whole and self.runs >= _FIRST, way in self._took(items)
         self.runs += 1
         for i, state in enumerate(states):
-            state.one_s *= is_look
+            state.one_s, state.tried = state.one_s * is_bound, is_tried
             state.out, state.whole = i not in way.serving, way.whole and i in way.serving
             state.frugal, state.cuts = self.shared and way.counts, way.cuts if state.slots > 1 else 0
         return way
@@ -117,7 +118,7 @@ class Floor:
             return Way(tuple(range(len(states))), counts=False)
         runs = dict(self._took(items))  # another run may end meanwhile
         took = {way: _usual(known).of(items) for way, known in runs.items()}
-        planned = self._affordable(self._planned(states, items, once, runs, copied), took)
+        planned = self._affordable(self._planned(states, items, once, runs, copied), took, runs, items)
         one = next(iter(planned))
         may_look = self._bound(states, one, took.get(one, planned[one]), items)
         if not may_look:
@@ -125,7 +126,7 @@ class Floor:
         expected = {way: took.get(way, plan).wall_s for way, plan in planned.items()}
         best = _least(expected, self._clearly)
         called = any(way.whole for way in runs)
-        if self.shared and not called and expected[best] <= _SHORT_S and one.whole:
+        if self.shared and not called and expected[best] <= _CALLED_S and one.whole:
             # All is compared with one call, whatever the curves say of it; what is dear is tried before.
             early = self.runs < _FIRST and best not in runs and expected[best] < _WORTH * expected[one]
             return best if early else one
@@ -162,13 +163,8 @@ class Floor:
             return True
         for state in states:
             state.one_s = took.charged_s / items
-        calls_s = sum(state.small(items, len(states))[1] for state in states)
+        calls_s = sum(state.more_s(items) for state in states)
         return self.runs < _FIRST or calls_s <= _CALLS * took.charged_s
-
-    def _is_look(self, way: Way, items: int) -> bool:
-        """Whether this way has not shown yet that it is the better one, in a run that must not cost much."""
-        sure = self.decided and way in self._took(items)
-        return way.counts and not way.whole and not sure and self.runs >= _FIRST
 
     def _planned(
         self,
@@ -206,12 +202,16 @@ class Floor:
     def _clearly(self) -> float:
         return _CLEARLY if self.shared else _AT_ALL
 
-    def _affordable(self, planned: dict[Way, Took], took: dict[Way, Took]) -> dict[Way, Took]:
+    def _affordable(
+        self, planned: dict[Way, Took], took: dict[Way, Took], runs: dict[Way, list[Took]], items: int
+    ) -> dict[Way, Took]:
         """The ways that cost little more of the CPU than one call does."""
         one = next(iter(planned))
         if not self.shared or not one.whole:
             return planned
-        most_s = DEARER * took.get(one, planned[one]).cpu_s
+        # Whatever else a machine does only adds to what a call costs.
+        least_s = min((run.cpu_s for run in runs.get(one, ())), default=planned[one].cpu_s / items) * items
+        most_s = DEARER * least_s
         return {way: plan for way, plan in planned.items() if way == one or took.get(way, plan).cpu_s <= most_s}
 
     def _took(self, items: int) -> dict[Way, list[Took]]:
