@@ -24,6 +24,7 @@ _MAYBE = 1.5  # times the best device's time for one call, by the curves: that o
 _SLOW = 0.25  # of the fastest device's rate: one below may well cost more than it brings
 _DOUBT = 1.3  # times what the curves say: such a run is repeated
 _SHORT_S = 1.0  # a batch that takes no longer is tried in every way, whatever that costs
+_EARLY_S = 0.01  # a batch that takes no longer is done with one call in its second run
 _CALLED_S = 10.0  # a batch of one CPU that takes no longer is done with one call, to know what that costs
 _SHARE = 0.03  # of the time, for a look at ways that lost
 _REST = 16  # runs between two such looks at one way
@@ -128,8 +129,8 @@ class Floor:
         called = any(way.whole for way in runs)
         if self.shared and not called and expected[best] <= _CALLED_S and one.whole:
             # All is compared with one call, whatever the curves say of it; what is dear is tried before.
-            early = self.runs < _FIRST and best not in runs and expected[best] < _WORTH * expected[one]
-            return best if early else one
+            early = self.runs < _FIRST and best not in runs and expected[one] > _EARLY_S
+            return best if early and expected[best] < _WORTH * expected[one] else one
         able = {way.serving for way in planned}
         for way, once_tried in runs.items():  # the first run with chunks of a size pays for their memory
             near = once_tried[0].wall_s * items <= _DEAR_ONCE * expected[best]
