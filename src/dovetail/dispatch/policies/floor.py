@@ -151,7 +151,7 @@ class Floor:
             more_s, hope_s = expected[way] - expected[best], planned[way].wall_s
             if way.cuts or (self.shared and not way.whole and (hope_s >= _CLEARLY * expected[best] or not may_look)):
                 continue
-            if 0 < more_s <= self.credit_s and self.runs - self.looked.get(way, -_REST) >= _REST:
+            if 0 < more_s <= self.credit_s and self.runs - self.looked.get(way, 0 if self.shared else -_REST) >= _REST:
                 self.credit_s -= more_s
                 self.looked[way] = self.runs
                 return way
