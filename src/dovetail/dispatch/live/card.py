@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from contextlib import AbstractContextManager
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager
 from time import perf_counter
 from typing import Any
 
@@ -32,9 +33,11 @@ class Card:
     def event(self, **options: bool) -> Any:
         return torch.cuda.Event(**options)  # type: ignore[no-untyped-call]
 
-    def within(self, stream: Any) -> AbstractContextManager[None]:
-        """What is begun inside goes to this stream, and to its device."""
-        return torch.cuda.stream(stream)
+    @contextmanager
+    def within(self, stream: Any) -> Iterator[None]:
+        """What is begun inside goes to this stream."""
+        with torch.cuda.device(self.where), torch.cuda.stream(stream):
+            yield
 
     def current(self) -> AbstractContextManager[None]:
         return torch.cuda.device(self.where)
@@ -70,9 +73,6 @@ class StreamLink:
         self._card, self._stream = card, stream
 
     def copy(self, to: Tensor, given: Tensor) -> None:
-        if torch.cuda.current_stream(self._card.where) == self._stream:
-            to.copy_(given, non_blocking=True)
-            return
         with self._card.within(self._stream):
             to.copy_(given, non_blocking=True)
 
