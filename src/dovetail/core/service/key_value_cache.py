@@ -14,7 +14,8 @@ import torch
 from torch import Tensor
 from transformers.cache_utils import Cache, DynamicLayer
 
-_ROOM = 256  # tokens that are asked for ahead
+_ROOM = 256  # tokens that are asked for ahead, or
+_SPARE = 8  # this part of those there are, if that is more: room that is never used must not be much of the memory
 
 
 class RoomyLayer(DynamicLayer):  # type: ignore[no-untyped-call]
@@ -40,7 +41,7 @@ class RoomyLayer(DynamicLayer):  # type: ignore[no-untyped-call]
         return self.keys[:, :, :length], self.values[:, :, :length]
 
     def _make_room(self, keys: Tensor, values: Tensor, length: int) -> None:
-        room = length + max(_ROOM, length // 2)
+        room = length + max(_ROOM, length // _SPARE)
         new = [one.new_zeros((*one.shape[:2], room, one.shape[-1])) for one in (keys, values)]
         if self.is_initialized:
             for one, old in zip(new, (self.keys, self.values), strict=True):
