@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import fcntl
 import marshal
 import os
 import queue
 import signal
+import socket
 import subprocess
 import sys
+import termios
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import msgspec
@@ -16,7 +20,7 @@ import pytest
 
 from dovetail.core import cgroups
 from dovetail.core.service import shim
-from dovetail.host.live.executors import TOO_MUCH_MEMORY, ExecutorError, Exit, ProgramLaunch, proc
+from dovetail.host.live.executors import TOO_MUCH_MEMORY, ExecutorError, Exit, NotNowError, ProgramLaunch, proc
 from dovetail.host.live.executors.process import ProcessExecutor
 from tests.host.live import PATIENCE_S, end_all, stands_still, until
 
@@ -113,6 +117,30 @@ def test_who_starts_programs_may_be_killed_and_they_run_on(shop: Workshop) -> No
     assert shop.ends.get(timeout=PATIENCE_S)[0] == "b"
     (shop.folder / "go").write_text("\n")
     assert shop.end().code == 3
+
+
+def test_who_starts_programs_may_be_killed_before_it_has_read_what_it_is_asked(shop: Workshop) -> None:
+    shop.start("a", "true")
+    assert shop.end().good
+    spawner, line = shop.executor._spawner._process, shop.executor._spawner._line
+    assert spawner is not None
+    assert line is not None
+    spawner.send_signal(signal.SIGSTOP)
+    launch = shop.launch("b", "sh", "-c", "echo once")
+    with ThreadPoolExecutor() as pool:
+        started = pool.submit(shop.executor.start, launch)
+        until(lambda: _unread(line))
+        spawner.kill()
+        with pytest.raises(NotNowError, match="b is not started yet"):
+            started.result()
+    shop.executor.start(launch)
+    assert shop.end().good
+    assert shop.log("b") == "once\n"
+
+
+def _unread(line: socket.socket) -> int:
+    """The bytes that were sent there and that nobody has read."""
+    return int.from_bytes(fcntl.ioctl(line, termios.TIOCOUTQ, bytes(4)), sys.byteorder)
 
 
 def test_a_parent_that_cannot_begin_says_why(shop: Workshop) -> None:

@@ -127,9 +127,11 @@ class ProcessExecutor:
         except OSError as error:
             raise ExecutorError(f"cannot start {launch.run}: {error.strerror or error}") from error
         if not self._known(launch):
-            told = ["its parent process ended"]
+            told: list[str] = []
             with suppress(FileNotFoundError):
                 told = (folder / "shim.log").read_text(errors="replace").strip().splitlines()
+            if not told:  # whoever was to start it was ended by others, and nothing of it has run
+                raise NotNowError(f"{launch.run} is not started yet: what was to be its parent process has ended")
             raise ExecutorError(f"cannot start {launch.run}: {told[-1]}")
 
     def _known(self, launch: ProgramLaunch) -> bool:
