@@ -150,6 +150,31 @@ def test_a_parent_that_cannot_begin_says_why(shop: Workshop) -> None:
         shop.another().start(launch)
 
 
+@pytest.mark.skipif(os.geteuid() != 0, reason="mounting a small disk needs root")
+@pytest.mark.parametrize("pages", range(6))
+def test_a_program_for_which_the_disk_has_no_room_is_not_begun(shop: Workshop, pages: int) -> None:
+    disk = shop.folder / "disk"
+    disk.mkdir()
+    if subprocess.run(["mount", "-t", "tmpfs", "-o", "size=256k", "tmpfs", disk], capture_output=True).returncode:
+        pytest.skip("a small disk cannot be mounted here")
+    try:
+        launch = msgspec.structs.replace(shop.launch("a", "sh", "-c", "echo once"), folder=str(disk / "a"))
+        filler = disk / "filler"
+        subprocess.run(["dd", "if=/dev/zero", f"of={filler}", "bs=4096"], capture_output=True)
+        os.truncate(filler, filler.stat().st_size - 4096 * pages)
+        try:
+            shop.executor.start(launch)
+        except (OSError, NotNowError):
+            assert not Path(launch.log).exists()
+            assert set(os.listdir(disk / "a")) <= {"launch", "launch.part"}
+            filler.unlink()
+            shop.executor.start(launch)
+        assert shop.end().code == 0
+        assert shop.log("a") == "once\n"
+    finally:
+        subprocess.run(["umount", "-l", disk], check=True)
+
+
 def test_an_attempt_is_started_once(shop: Workshop) -> None:
     launch = shop.start("a", "sh", "-c", "echo once; sleep 0.2")
     shop.executor.start(launch)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import random
 import threading
 import time
@@ -191,6 +192,20 @@ def test_what_cannot_start_fails_with_its_reason(bench: Bench) -> None:
     bench.executor.start = refuse  # type: ignore[method-assign]
     bench.reconciler.carry([bench.start("a", 0)], 0.0)
     until(lambda: bench.heard() == [Failed("a", TASK, "no such image")])
+
+
+def test_what_the_disk_has_no_room_for_starts_when_there_is(bench: Bench) -> None:
+    full = [OSError(errno.ENOSPC, "No space left on device")]
+
+    def start(launch: ProgramLaunch) -> None:
+        if full:
+            raise full.pop()
+        Memory.start(bench.executor, launch)
+
+    bench.executor.start = start  # type: ignore[method-assign]
+    bench.reconciler.carry([bench.start("a", 0)], 0.0)
+    until(lambda: not full and (bench.reconciler.attempt("a") is None or _there(bench, "a", "running", 0)))
+    assert not [event for event in bench.heard() if isinstance(event, Failed)]
 
 
 def test_an_order_for_one_that_has_just_ended_is_late_and_harmless(bench: Bench) -> None:

@@ -29,7 +29,8 @@ TO_ALL, STOPS, TO_PROGRAM = 0, 1, 2
 POKE = signal.SIGWINCH  # ignored by who does not wait for it
 _PR_SET_CHILD_SUBREAPER = 36
 _ABSENT = (errno.ENOENT, errno.ENOTDIR, errno.EACCES, errno.ENOEXEC)  # of a command or folder that is not there
-_ROOM = 1024  # bytes put aside for the end, so that a full disk cannot lose it
+_ROOM = 1024  # bytes put aside for what is to be said, so that a full disk cannot lose it
+_FULL = (errno.ENOSPC, errno.EDQUOT)
 
 
 def start_time(pid: int) -> int:
@@ -43,25 +44,68 @@ def boot_id() -> str:
         return file.read().strip()
 
 
-def write_name(path: str, pid: int) -> None:
-    """Write down for good which process it is."""
-    part = f"{path}.{os.getpid()}"
-    with open(part, "w") as file:
-        file.write(f'{{"pid": {pid}, "start": {start_time(pid)}, "boot": "{boot_id()}"}}')
-    os.rename(part, path)
+def name_of(pid: int) -> bytes:
+    """Which process it is, for good."""
+    return f'{{"pid": {pid}, "start": {start_time(pid)}, "boot": "{boot_id()}"}}'.encode()
 
 
 def claim(folder: str) -> bool:
     """Whether this process is the one that may run what the folder says."""
     mine = os.path.join(folder, f"claim.{os.getpid()}")
-    write_name(mine, os.getpid())
     try:
+        with open(mine, "wb") as file:
+            file.write(name_of(os.getpid()))
         os.link(mine, os.path.join(folder, "claim"))
     except FileExistsError:
         return False
     finally:
-        os.unlink(mine)
+        remove(mine)
     return True
+
+
+def remove(path: str) -> None:
+    try:  # noqa: SIM105
+        os.unlink(path)
+    except FileNotFoundError:
+        pass
+
+
+class Aside:
+    """A file that comes to be when there is something to say; the room for that is put aside before."""
+
+    def __init__(self, folder: str, name: str) -> None:
+        self.path = os.path.join(folder, name)
+        self.part = f"{self.path}.{os.getpid()}"
+        self.file = os.open(self.part, os.O_WRONLY | os.O_CREAT, 0o600)
+        try:
+            os.write(self.file, b" " * _ROOM)
+        except OSError:
+            self.drop()
+            raise
+
+    def say(self, text: bytes, lasts: bool = False) -> None:
+        os.pwrite(self.file, text.ljust(_ROOM), 0)
+        if lasts:
+            os.fsync(self.file)
+        os.rename(self.part, self.path)
+
+    def drop(self) -> None:
+        os.close(self.file)
+        remove(self.part)
+
+
+def begin(folder: str) -> list:  # type: ignore[type-arg]
+    """Claim the folder, with room for which process the program is and how it ended; nothing if another shim has it."""
+    kept: list = []  # type: ignore[type-arg]
+    held = False
+    try:
+        for name in ("program", "exit.json"):
+            kept.append(Aside(folder, name))  # noqa: PERF401  if one fails, those before are known
+        held = claim(folder)
+    finally:  # nothing has run if there is no room for it
+        for each in () if held else kept:
+            each.drop()
+    return kept if held else []
 
 
 def become(launch: dict, errors: int) -> None:  # type: ignore[type-arg]
@@ -204,11 +248,9 @@ def main(folder: str) -> None:
         launch = marshal.load(file)
     if launch["cpus"]:
         os.sched_setaffinity(0, launch["cpus"])  # so that the program is bound from its first moment
-    if not claim(folder):
+    if not (kept := begin(folder)):
         return
-    end = os.path.join(folder, "exit.json")
-    room = os.open(f"{end}.room", os.O_WRONLY | os.O_CREAT, 0o600)
-    os.write(room, b" " * _ROOM)
+    name, end = kept
     ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
     errors, child_errors = os.pipe()
     program = os.fork()
@@ -216,7 +258,7 @@ def main(folder: str) -> None:
         become(launch, child_errors)
     os.close(child_errors)
     told = os.read(errors, 300).decode()  # nothing, at the moment when the child becomes the program
-    write_name(os.path.join(folder, "program"), program)
+    name.say(name_of(program))
     try:  # noqa: SIM105
         os.write(1, b"started\n")
     except OSError:
@@ -234,11 +276,7 @@ def main(folder: str) -> None:
         outcome |= {"why": told[1:], "absent": told[0] == "1"}
     else:
         outcome |= {"code": code} if code >= 0 else {"signal": -code}
-    text = json.dumps(outcome).encode()
-    os.pwrite(room, text.ljust(_ROOM), 0)
-    if not launch.get("lease"):  # a lease is over with the machine's end anyway
-        os.fsync(room)
-    os.rename(f"{end}.room", end)
+    end.say(json.dumps(outcome).encode(), lasts=not launch.get("lease"))  # which is over with the machine's end anyway
 
 
 def reap(*_: object) -> None:
@@ -252,6 +290,7 @@ def reap(*_: object) -> None:
 
 def serve() -> None:
     """Fork a parent for each folder that is asked for, until who asks is gone; the parents stay."""
+    import contextlib
     import json  # noqa: F401  what a parent needs is loaded once
     import socket
     import traceback
@@ -272,9 +311,10 @@ def serve() -> None:
                 os.dup2(os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC), 0)
                 main(folder)
                 os._exit(0)
-        except BaseException:
-            with open(os.path.join(folder, "shim.log"), "a") as log:
-                traceback.print_exc(file=log)
+        except BaseException as error:
+            if getattr(error, "errno", None) not in _FULL:  # else it is asked for again, when there may be room
+                with contextlib.suppress(OSError), open(os.path.join(folder, "shim.log"), "a") as log:
+                    traceback.print_exc(file=log)
             if os.getpid() != PID:
                 os._exit(1)
         os.close(told[0])

@@ -9,6 +9,7 @@ Whoever takes a processor waits until whoever had it has let go of it: two progr
 
 from __future__ import annotations
 
+import errno
 import os
 import shutil
 import sys
@@ -260,7 +261,7 @@ class Reconciler:
             attempt.trouble = str(error)
             if attempt.state == "ended":
                 return
-            if attempt.state == "absent" and not isinstance(error, NotNowError | TimeoutError):
+            if attempt.state == "absent" and not _passes(error):
                 self.ended(attempt.run, Exit(why=str(error)))
                 return
             attempt.state = "unknown"  # it may have been done by half; what it has, it has until that is known
@@ -368,6 +369,12 @@ class Reconciler:
         limit = time.monotonic() + ACK_LIMIT_S
         while time.monotonic() < limit and any(attempt.busy for attempt in list(self._attempts.values())):
             time.sleep(0.01)
+
+
+def _passes(error: Exception) -> bool:
+    """Whether what failed may succeed later: there may be room on the disk again, too."""
+    full = isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT)
+    return full or isinstance(error, NotNowError | TimeoutError)
 
 
 def _remove(folder: str) -> None:
