@@ -96,6 +96,8 @@ def test_a_program_runs_in_its_folder_and_its_end_is_told(shop: Workshop) -> Non
     [
         (("no-such-program",), None, "cannot run no-such-program: No such file"),
         (("true",), "/no/such/folder", "cannot enter its folder /no/such/folder"),
+        (("no" + "\N{GREEK SMALL LETTER ALPHA}" * 300,), None, "cannot run no\N{GREEK SMALL LETTER ALPHA}"),
+        (("yes" + "\N{GREEK SMALL LETTER ALPHA}" * 300,), None, "cannot run yes\N{GREEK SMALL LETTER ALPHA}"),
     ],
 )
 def test_what_cannot_be_started_says_why(shop: Workshop, command: tuple[str, ...], cwd: str | None, why: str) -> None:
@@ -104,6 +106,20 @@ def test_what_cannot_be_started_says_why(shop: Workshop, command: tuple[str, ...
     outcome = shop.end()
     assert outcome.why.startswith(why)
     assert outcome.code is None
+
+
+def test_a_program_ignores_no_signal_because_its_parent_does(shop: Workshop) -> None:
+    shop.start("a", "grep", "SigIgn", "/proc/self/status")
+    assert shop.end().good
+    ignored = int(shop.log("a").split()[1], 16)
+    assert [number for number in (signal.SIGPIPE, signal.SIGXFSZ) if ignored >> (number - 1) & 1] == []
+
+
+def test_the_parent_of_a_program_holds_nothing_that_the_daemon_writes_to(shop: Workshop) -> None:
+    launch = shop.start("a", "sleep", "1000")
+    with open(f"{launch.folder}/claim", "rb") as file:
+        parent = msgspec.json.decode(file.read())["pid"]
+    assert [os.readlink(f"/proc/{parent}/fd/{number}") for number in (0, 1, 2)] == [os.devnull] * 3
 
 
 def test_who_starts_programs_may_be_killed_and_they_run_on(shop: Workshop) -> None:

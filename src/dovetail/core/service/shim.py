@@ -114,7 +114,7 @@ def become(launch: dict, errors: int) -> None:  # type: ignore[type-arg]
     try:
         os.setsid()
         signal.pthread_sigmask(signal.SIG_SETMASK, ())
-        for number in (signal.SIGHUP, signal.SIGINT, signal.SIGTERM, signal.SIGPIPE):
+        for number in (signal.SIGHUP, signal.SIGINT, signal.SIGTERM, signal.SIGPIPE, signal.SIGXFSZ):
             signal.signal(number, signal.SIG_DFL)
         step = "enter its control group"
         for group in launch["groups"]:
@@ -257,7 +257,7 @@ def main(folder: str) -> None:
     if not program:
         become(launch, child_errors)
     os.close(child_errors)
-    told = os.read(errors, 300).decode()  # nothing, at the moment when the child becomes the program
+    told = os.read(errors, 300).decode(errors="replace")  # nothing, at the moment when the child becomes the program
     name.say(name_of(program))
     try:  # noqa: SIM105
         os.write(1, b"started\n")
@@ -295,7 +295,7 @@ def serve() -> None:
     import socket
     import traceback
 
-    line = socket.socket(fileno=0)
+    line, null = socket.socket(fileno=0), os.open(os.devnull, os.O_RDWR)
     signal.signal(signal.SIGCHLD, reap)
     while True:
         place, told, _, _ = socket.recv_fds(line, 1 << 16, 1)
@@ -308,7 +308,8 @@ def serve() -> None:
                 os.setsid()
                 os.dup2(told[0], 1)
                 os.close(told[0])
-                os.dup2(os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC), 0)
+                for number in (0, 2):  # whoever reads what the daemon says need not wait for its programs
+                    os.dup2(null, number)
                 main(folder)
                 os._exit(0)
         except BaseException as error:
