@@ -79,6 +79,25 @@ def test_who_waits_is_told_at_once_or_after_its_time(client: Client) -> None:
     assert len(client.wait()) == 3
 
 
+def test_who_waits_for_all_waits_for_those_too_that_came_meanwhile(
+    client: Client, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[str] = []
+    ask = client.ask
+
+    def and_one_comes(do: str, **words: Any) -> Any:
+        if do == "wait" and asked:
+            (tmp_path / "go").touch()
+        answer = ask(do, **words)
+        if do == "wait" and not asked:
+            asked.extend(client.submit("sh", "-c", f"until [ -e {tmp_path}/go ]; do sleep 0.01; done"))
+        return answer
+
+    client.submit("true")
+    monkeypatch.setattr(client, "ask", and_one_comes)
+    assert [program.state for program in client.wait()] == ["completed", "completed"]
+
+
 def test_the_exit_code_is_the_programs(daemon: Daemon, capfd: pytest.CaptureFixture[str]) -> None:
     state = ["--state", str(daemon.folder)]
     assert main(["host", "submit", "--wait", *state, "--", "sh", "-c", "exit 7"]) == 7

@@ -153,8 +153,9 @@ class Client:
             if progress is not None:
                 progress(ended)
             if not left:
-                rows = self.list(all=True)
-                return [row for row in rows if not names or any(belongs(row.id, name) for name in names)]
+                rows = [row for row in self.list(all=True) if not names or any(belongs(row.id, name) for name in names)]
+                if not (left := [row.id for row in rows if not row.closed]):  # others may have come meanwhile
+                    return rows
             if limit is not None and time.monotonic() > limit:
                 raise DovetailError(f"program {left[0]} has not ended after {timeout:g} s")
 
