@@ -141,7 +141,7 @@ def test_who_starts_programs_may_be_killed_before_it_has_read_what_it_is_asked(s
     spawner, line = shop.executor._spawner._process, shop.executor._spawner._line
     assert spawner is not None
     assert line is not None
-    spawner.send_signal(signal.SIGSTOP)
+    _stop(spawner.pid)
     launch = shop.launch("b", "sh", "-c", "echo once")
     with ThreadPoolExecutor() as pool:
         started = pool.submit(shop.executor.start, launch)
@@ -154,9 +154,31 @@ def test_who_starts_programs_may_be_killed_before_it_has_read_what_it_is_asked(s
     assert shop.log("b") == "once\n"
 
 
-def _unread(line: socket.socket) -> int:
-    """The bytes that were sent there and that nobody has read."""
-    return int.from_bytes(fcntl.ioctl(line, termios.TIOCOUTQ, bytes(4)), sys.byteorder)
+def _stop(pid: int) -> None:
+    os.kill(pid, signal.SIGSTOP)
+    until(lambda: (process := proc.read(pid)) is not None and process.state == "T")
+
+
+def _unread(line: socket.socket) -> bool:
+    """Whether something was sent there that nobody has read."""
+    return fcntl.ioctl(line, termios.TIOCOUTQ, bytes(4)) != bytes(4)
+
+
+def test_who_starts_programs_may_be_stopped_and_is_replaced(shop: Workshop, monkeypatch: pytest.MonkeyPatch) -> None:
+    os.mkfifo(shop.folder / "go")
+    shop.start("a", "sh", "-c", "read line < go; exit 3")
+    spawner = shop.executor._spawner._process
+    assert spawner is not None
+    _stop(spawner.pid)
+    launch = shop.launch("b", "true")
+    with monkeypatch.context() as patch:
+        patch.setattr("dovetail.host.live.executors.spawner._STUCK_LIMIT_S", 0.01)
+        with pytest.raises(NotNowError, match="b is not started yet"):
+            shop.executor.start(launch)
+    shop.executor.start(launch)
+    assert shop.ends.get(timeout=PATIENCE_S)[0] == "b"
+    (shop.folder / "go").write_text("\n")
+    assert shop.end().code == 3
 
 
 def test_a_parent_that_cannot_begin_says_why(shop: Workshop) -> None:

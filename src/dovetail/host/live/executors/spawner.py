@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import select
 import socket
 import subprocess
 import sys
@@ -12,6 +13,7 @@ from contextlib import suppress
 from dovetail.core.service import shim
 
 _END_LIMIT_S = 5.0
+_STUCK_LIMIT_S = 30.0
 
 
 class Spawner:
@@ -30,7 +32,17 @@ class Spawner:
                 self._ask(folder, told)
             finally:
                 os.close(told)
+            answer = select.poll()
+            answer.register(file, select.POLLIN)
+            if not answer.poll(_STUCK_LIMIT_S * 1000):
+                self._kill()
             file.read()
+
+    def _kill(self) -> None:
+        """Somebody may have stopped it. Whoever waits for it asks again; what it has begun goes on."""
+        with self._lock:
+            if self._process is not None:
+                self._process.kill()
 
     def _ask(self, folder: str, told: int) -> None:
         with self._lock:
@@ -51,8 +63,10 @@ class Spawner:
     def _end(self) -> None:
         if self._line is not None and self._process is not None:
             self._line.close()
-            with suppress(subprocess.TimeoutExpired):  # somebody may have stopped it; the programs are not its business
+            try:
                 self._process.wait(_END_LIMIT_S)
+            except subprocess.TimeoutExpired:  # somebody may have stopped it; the programs are not its business
+                self._process.kill()
             self._line = self._process = None
 
     def close(self) -> None:
