@@ -20,6 +20,7 @@ import pytest
 
 from dovetail.core import cgroups
 from dovetail.core.service import shim
+from dovetail.host.agent import FOLDER
 from dovetail.host.live.executors import TOO_MUCH_MEMORY, ExecutorError, Exit, NotNowError, ProgramLaunch, proc
 from dovetail.host.live.executors.process import ProcessExecutor
 from tests.host.live import PATIENCE_S, end_all, stands_still, until
@@ -346,6 +347,16 @@ def test_a_killed_shim_leaves_nothing_running(shop: Workshop) -> None:
     assert "its parent process was killed" in outcome.why
     until(lambda: (found := proc.read(program)) is None or found.dead)
     assert shop.executor.find(launch).state == "ended"
+
+
+def test_a_killed_shim_leaves_nobody_running_who_has_left_the_family(shop: Workshop) -> None:
+    launch = shop.launch("a", "sh", "-c", "(setsid sh -c 'echo $$; exec sleep 1000' &); exec sleep 1000")
+    shop.executor.start(msgspec.structs.replace(launch, env=launch.env | {FOLDER: f"{launch.folder}/control"}))
+    until(lambda: bool(shop.log("a")))
+    left = int(shop.log("a"))
+    os.kill(shop.executor._runs["a"].shim, signal.SIGKILL)
+    assert "what was left of it was ended" in shop.end().why
+    until(lambda: (found := proc.read(left)) is None or found.dead)
 
 
 def test_what_is_gone_before_it_can_be_killed_is_no_trouble(shop: Workshop, monkeypatch: pytest.MonkeyPatch) -> None:

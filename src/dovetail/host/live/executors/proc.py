@@ -105,6 +105,25 @@ def kill(pids: Iterable[int]) -> None:
     _signal(pids, signal.SIGKILL)
 
 
+def kill_marked(name: str, value: str) -> None:
+    """Kill all that have this variable in their environment: again until nobody new is found."""
+    mark, before = f"\0{name}={value}\0".encode(), set[int]()
+    while new := {pid for pid in _pids() if mark in _environment(pid)} - before:
+        kill(new)
+        before |= new
+
+
+def _pids() -> list[int]:
+    return [int(name) for name in os.listdir("/proc") if name.isdigit()]
+
+
+def _environment(pid: int) -> bytes:
+    """With a zero before and after each variable; nothing of a process that is gone, or another user's."""
+    with suppress(OSError), open(f"/proc/{pid}/environ", "rb") as file:
+        return b"\0" + file.read()
+    return b""
+
+
 def _signal(pids: Iterable[int], number: int) -> None:
     for pid in pids:
         with suppress(ProcessLookupError):

@@ -23,6 +23,7 @@ from msgspec import Struct
 
 from dovetail.core import cgroups
 from dovetail.core.service import shim
+from dovetail.host import agent
 from dovetail.host.live.executors import (
     GRACE_S,
     TOO_MUCH_MEMORY,
@@ -218,6 +219,8 @@ class ProcessExecutor:
         if groups and groups.exist():
             proc.kill(groups.processes())
             groups.freeze(False)
+        elif mark := launch.env.get(agent.FOLDER):  # what it left behind descends from it no more
+            proc.kill_marked(agent.FOLDER, mark)
         return Exit(why="its parent process was killed, so how it ended is not known; what was left of it was ended")
 
     # --- changing what runs ---------------------------------------------------------------------------
