@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable, Iterator
 from itertools import pairwise
 from pathlib import Path
 from queue import Queue
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -19,7 +20,7 @@ from dovetail.pipeline.live import decoding
 from dovetail.pipeline.live.decoding import DecodeStep, StageDecoder
 from dovetail.pipeline.live.generation import TokenStream
 from dovetail.pipeline.live.prompts import Prompts, end_tokens
-from dovetail.pipeline.live.recorded_step import RecordedStep
+from dovetail.pipeline.live.recorded_step import RecordedStep, recordable
 from dovetail.pipeline.live.sampling import TokenSampling
 from dovetail.pipeline.models.load import load
 from dovetail.pipeline.models.spec import Chain, ModelSpec
@@ -215,6 +216,39 @@ def test_what_a_recording_reads_is_held(llama: PlainModel) -> None:
     assert recorded.same
     assert len(read) == 2
     assert read <= places(vars(recorded).values())
+
+
+def test_only_what_a_recording_can_hold_is_recorded() -> None:
+    """Positions that Python counts would be those of one step for ever, and eager code adds a mask."""
+    from transformers import AutoConfig
+
+    def part(attention: str = "sdpa", **options: Any) -> Any:
+        config = AutoConfig.for_model("llama", num_hidden_layers=1, attn_implementation=attention)
+        return SimpleNamespace(
+            **{"has_cache": True, "takes_positions": True} | options, model=SimpleNamespace(config=config)
+        )
+
+    assert recordable(part())
+    assert not recordable(part("eager"))
+    assert not recordable(part(takes_positions=False))
+    assert not recordable(part(has_cache=False))
+
+
+def test_a_recording_that_fails_leaves_the_cache_as_it_was(llama: PlainModel) -> None:
+    from dovetail.core.service.key_value_cache import SequenceCache
+
+    def fails(step: Callable[[], Any]) -> Callable[[], Any]:
+        raise RuntimeError("no graph")
+
+    part, cache = llama.chain.decoder(1, LAYERS), SequenceCache()
+    with torch.inference_mode():
+        part(torch.tensor([[1, 2, 3]]), cache)
+        out = part(torch.tensor([[4]]), cache)
+        kept = [each.keys.clone() for each in cache.layers]
+        with pytest.raises(RuntimeError, match="no graph"):
+            RecordedStep(part, cache, torch.tensor([[5]]), [3], out, fails)  # another token: it writes other keys
+    assert all(torch.equal(each.keys, before) for each, before in zip(cache.layers, kept, strict=True))
+    assert cache.get_seq_length() == 4
 
 
 def test_what_cannot_be_recorded_is_done_as_before(llama: PlainModel, monkeypatch: pytest.MonkeyPatch) -> None:

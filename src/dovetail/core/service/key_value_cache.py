@@ -18,6 +18,10 @@ _ROOM = 256  # tokens that are asked for ahead, or
 _SPARE = 8  # this part of those there are, if that is more: room that is never used must not be much of the memory
 
 
+def _with_room(length: int) -> int:
+    return length + max(_ROOM, length // _SPARE)
+
+
 class RoomyLayer(DynamicLayer):  # type: ignore[no-untyped-call]
     """A layer of a cache that has room for tokens to come. With `at`, a column that a tensor tells, a token is written
     there and all columns are given: whatever they hold, places and sizes stay the same."""
@@ -41,7 +45,7 @@ class RoomyLayer(DynamicLayer):  # type: ignore[no-untyped-call]
         return self.keys[:, :, :length], self.values[:, :, :length]
 
     def _make_room(self, keys: Tensor, values: Tensor, length: int) -> None:
-        room = length + max(_ROOM, length // _SPARE)
+        room = _with_room(length)
         new = [one.new_zeros((*one.shape[:2], room, one.shape[-1])) for one in (keys, values)]
         if self.is_initialized:
             for one, old in zip(new, (self.keys, self.values), strict=True):
@@ -95,7 +99,7 @@ class SequenceCache(Cache):
         for layer, joining in zip(self.layers, other.layers, strict=True):
             for name in ("keys", "values"):
                 old, new = (getattr(one, name)[:, :, : one.length] for one in (layer, joining))
-                both = old.new_zeros((len(old) + len(new), old.shape[1], length + _ROOM, old.shape[-1]))
+                both = old.new_zeros((len(old) + len(new), old.shape[1], _with_room(length), old.shape[-1]))
                 both[: len(old), :, length - layer.length : length] = old
                 both[len(old) :, :, length - joining.length : length] = new
                 setattr(layer, name, both)

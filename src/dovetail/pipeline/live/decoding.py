@@ -150,13 +150,14 @@ class StageDecoder:
         without."""
         assert self._record is not None
         cache = self._lanes[step.lane]
+        recorded: RecordedStep | None
         try:
             recorded = RecordedStep(self._part, cache, tokens, step.lengths, out, self._record)
         except Exception:  # whatever a model's code does that a recording cannot hold
-            cache.back_to(max(step.lengths) + 1)
-            self._record = None
-            return
-        if recorded.same:
+            recorded = None
+        if recorded is not None and recorded.same:
             self._recorded[step.lane] = recorded
         else:
             self._record = None
+            self._recorded.clear()
+            self._alike.clear()

@@ -56,12 +56,14 @@ class RecordedStep:
         written = [
             (kept, kept[:, :, max(lengths)].clone()) for each in cache.layers for kept in (each.keys, each.values)
         ]
-        step()  # so that all kernels are loaded
-        self._replay = record(step)
-        found = self._replay()
-        for kept, column in written:
-            kept[:, :, max(lengths)] = column
-        cache.back_to(max(lengths) + 1)
+        try:
+            step()  # so that all kernels are loaded
+            self._replay = record(step)
+            found = self._replay()
+        finally:
+            for kept, column in written:
+                kept[:, :, max(lengths)] = column
+            cache.back_to(max(lengths) + 1)
         other = (found.double() - expected.double()).square().sum()
         self.same = bool(other <= _NEAR**2 * expected.double().square().sum())
 
@@ -84,10 +86,13 @@ class RecordedStep:
 
 
 def recordable(part: Any) -> bool:
-    """Whether one mask will do for all blocks of a part: none looks back through a window."""
+    """Whether positions are told, and one mask will do for all blocks of a part: none looks back through a window, and
+    none adds it to its weights, to which true and false would be 1 and 0."""
     config = part.model.config.get_text_config(decoder=True)
     kinds = set(getattr(config, "layer_types", None) or ["full_attention"])
-    return part.has_cache and kinds == {"full_attention"} and not getattr(config, "sliding_window", None)
+    if not (part.has_cache and part.takes_positions) or getattr(config, "_attn_implementation", "") != "sdpa":
+        return False
+    return kinds == {"full_attention"} and not getattr(config, "sliding_window", None)
 
 
 def cuda_graph(step: Step) -> Step:

@@ -163,12 +163,12 @@ class StageWorker:
                 torch.set_num_threads(self._settings.threads)
             self._loaded = (job.model, load(job.model))
         chain, device = self._loaded[1], self._settings.device
-        gc.unfreeze()  # the layers of a job before this one can go
+        gc.unfreeze()
+        gc.collect()  # the layers of a job before this one go, before there are others
         if job.decodes:
             decoder = StageDecoder(chain.decoder(*job.layers, device, job.dtype), device, job.sampling)
             if device.startswith("cuda"):
                 decoder.warm_up()
-                gc.collect()
                 gc.freeze()  # what is loaded stays: to look through it again, as before a recording, takes long
             return decoder.run
         run = chain.part(*job.layers, device, job.dtype)
