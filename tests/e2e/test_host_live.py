@@ -213,7 +213,7 @@ def test_the_commands(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None
         assert user.types("wait") == ""
         assert user.types("logs", later) == "c-d\n"
         bad = user.types("submit", "--", "false").strip()
-        assert user.types("wait", bad, code=1) == ""
+        assert user.types("wait", bad, code=1) == f"{bad} false: failed: exit code 1\n"
         rows = user.asks("list", "--all")
         assert [row["state"] for row in rows] == ["completed", "completed", "failed"]
         assert "exit code 1" in user.types("explain", bad)
