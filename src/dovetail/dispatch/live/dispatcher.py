@@ -412,18 +412,7 @@ class Dispatcher:
         begun_s, ended_s, spans = run.begun_s, run.ended_s or perf_counter(), run.spans or ()
         way, told, total, names = run.way, run.told, run.source.total, self.names  # a report must not hold on to this
         self._latest = lambda: report_of(scheduler, names, begun_s, ended_s, spans, told)
-        if isinstance(run.output, Preallocated) and not run.output.on_host:
-            run.output.detached = any(self.pool.workers[chunk.device].late for chunk in scheduler.active)
-        joining_s, join_s = process_time(), perf_counter()
-        result = run.output.result() if self.reduce is None or not scheduler.failures else None
-        if way is not None and total is not None and not scheduler.failures and scheduler.done_items == total:
-            probed = any(state.probed for state in scheduler.view.devices)
-            now_s, cpu_s = perf_counter(), process_time()
-            used = ended_s - begun_s + now_s - join_s, scheduler.view.whole_s(cpu_s - run.cpu_s)
-            floor = self.tuning.floor(form)
-            floor.ended(way, total, *used, probed)
-            if len(scheduler.rows) > 1:
-                floor.join_s = (cpu_s - joining_s) / total
+        cpu_s = process_time() - run.cpu_s
         if any(isinstance(error, ResultFormError) for _, error in scheduler.failures):
             self.tuning.floor(form).unjoinable = True
         if self.trace is not None:
@@ -432,6 +421,17 @@ class Dispatcher:
         file, run.file = run.file, NOWHERE  # copies of a chunk know each other, and their run: it would stay with them
         own = None if self._by_name else self.policy
         self._recorded = partial(run_of, file, self._latest, self.policy_name, own, claims)
+        if isinstance(run.output, Preallocated) and not run.output.on_host:
+            run.output.detached = any(self.pool.workers[chunk.device].late for chunk in scheduler.active)
+        joining_s, join_cpu_s = perf_counter(), process_time()
+        result = run.output.result() if self.reduce is None or not scheduler.failures else None
+        joining_s, join_cpu_s = perf_counter() - joining_s, process_time() - join_cpu_s
+        if way is not None and total is not None and not scheduler.failures and scheduler.done_items == total:
+            probed, floor = any(state.probed for state in scheduler.view.devices), self.tuning.floor(form)
+            used = ended_s - begun_s + joining_s, scheduler.view.whole_s(cpu_s + join_cpu_s)
+            floor.ended(way, total, *used, probed)
+            if len(scheduler.rows) > 1:
+                floor.join_s = join_cpu_s / total
         if self._direct is not None and not self.tuning.floor(form).unjoinable:
             self._direct.learn(form, run)
         failures = [

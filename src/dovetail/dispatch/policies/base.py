@@ -17,7 +17,7 @@ PREFIX = 0.04  # of a batch, in small chunks, shows what it costs to do it in an
 DEARER = 1.25  # times the CPU time of one call: so much may be spent for an earlier end, and no more
 _SMALL = 8  # such chunks
 _PARTS = 4  # of a device's share, later
-_CALLS = 0.02  # of what one call takes, for making so many calls; else they are fewer
+CALLS = 0.02  # of what one call takes: so much may the small calls of a look cost; else they are fewer
 _PROBE = 0.4  # of the time that is left: no measurement may take longer
 _NEW = 0.1  # least weight of the newest observation
 _FAR = 0.4  # a time this far off, as a logarithm, is no noise: the device has changed, or was disturbed
@@ -101,7 +101,7 @@ class DeviceState:
 
     def watched(self, total: float, devices: int, is_new: bool) -> int:
         """The largest chunk where one call costs least: small ones show soon what they cost, and each costs a call."""
-        calls = _CALLS * self.one_s * total / self.more_s(total)
+        calls = CALLS * self.one_s * total / self.more_s(total)
         if is_new:
             return ceil(PREFIX * total / min(max(int(calls), devices), _SMALL))
         return ceil(total / devices / min(max(int(2 * calls / devices), 1), _PARTS))

@@ -12,7 +12,7 @@ from math import ceil, inf
 from statistics import median_low
 from typing import NamedTuple
 
-from dovetail.dispatch.policies.base import DEARER, DeviceState
+from dovetail.dispatch.policies.base import CALLS, DEARER, DeviceState
 
 _KEPT = 3  # runs, of which the median counts
 _FIRST = 2  # runs that go to finding sizes, if need be
@@ -34,7 +34,6 @@ _LARGER = 4  # times the largest chunk that was measured: no chunk is larger
 _DEAR_ONCE = 1.5  # times the best time: a number of chunks that took more is not tried again
 _HOPE = 0.97  # of the best time, which another number of chunks may take
 _BUSY = 0.05  # of a call's time on the CPU: one that is less of it there waits for something else
-_CALLS = 0.02  # of the time of one call: so much may the smallest calls of a look cost
 
 
 def charged_s(cpu_s: float, wall_s: float) -> float:
@@ -134,7 +133,7 @@ class Floor:
         able = {way.serving for way in planned}
         for way, once_tried in runs.items():  # the first run with chunks of a size pays for their memory
             near = once_tried[0].wall_s * items <= _DEAR_ONCE * expected[best]
-            if way.cuts and len(once_tried) == 1 and way.serving in able and near:
+            if copied and way.cuts and len(once_tried) == 1 and way.serving in able and near:
                 return way
         for way, plan in planned.items():
             if not way.whole and not may_look:
@@ -165,7 +164,7 @@ class Floor:
         for state in states:
             state.one_s = took.charged_s / items
         calls_s = sum(state.more_s(items) for state in states)
-        return self.runs < _FIRST or calls_s <= _CALLS * took.charged_s
+        return self.runs < _FIRST or calls_s <= CALLS * took.charged_s
 
     def _planned(
         self,
