@@ -7,6 +7,7 @@ import random
 import threading
 import time
 from collections.abc import Collection, Container, Iterator, Sequence
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -294,3 +295,13 @@ def test_an_engine_that_does_not_answer_holds_nobody_else_up(bench: Bench) -> No
     until(lambda: (stuck := bench.reconciler.attempt("stuck0")) is not None and stuck.trouble == "no answer")
     bench.reconciler.carry([bench.start("a", 0)], 0.0)
     until(lambda: _there(bench, "a", "running", 0))
+
+
+def test_a_key_is_gone_with_the_first_of_its_programs_also_after_a_restart(tmp_path: Path) -> None:
+    spec = Spec(command=("true",), key="night", cwd=str(tmp_path))
+    with closing(Store(tmp_path / "state.db")) as store:
+        book = ProgramBook(tmp_path, store)
+        book.add([spec], array=2)
+        book.forget(["1.0"])
+        for known in (book, ProgramBook(tmp_path, store)):
+            assert (list(known.specs), known.same("night", [spec], 2)) == (["1.1"], [])

@@ -119,11 +119,16 @@ class ProgramBook:
         return jobs
 
     def forget(self, jobs: Iterable[str]) -> None:
-        """Programs that have ended, and what they have written, are not wanted any more."""
-        gone = list(jobs)
+        """Programs that have ended, and what they have written, are not wanted any more. A key goes with the first."""
+        gone = dict.fromkeys(jobs)
+        keys = {self.specs[job].key for job in gone} - {""}
+        left = [job for key in keys for job in self._by_key.get(key, ()) if job not in gone]
+        self.specs |= {job: replace(self.specs[job], key="") for job in left}
         with self._store.together():
             for job in gone:
                 self._store.drop(KIND, job)
+            for job in left:
+                self.put(job, self.specs[job])
         for job in gone:
             spec = self.specs.pop(job)
             del self.ends[job]
