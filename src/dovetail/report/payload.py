@@ -10,7 +10,7 @@ from msgspec.structs import asdict
 from dovetail.report import look
 from dovetail.report.collect import QUEUE, RUN, SETUP, Story
 from dovetail.report.devices import together
-from dovetail.report.pieces import Piece, encode
+from dovetail.report.pieces import BarPiece, encode
 
 _CURVES = (("run", RUN), ("setup", SETUP), ("queue", QUEUE))
 
@@ -40,11 +40,11 @@ def payload(stories: Sequence[Story], colours: dict[str, str]) -> Payload:
     return Payload({"kinds": kinds, "runs": runs}, whole, finest)
 
 
-def _texts(name: str, piece: Piece) -> dict[str, str]:
+def _texts(name: str, piece: BarPiece) -> dict[str, str]:
     return dict(zip((f"{name}-names", name), piece.texts(), strict=True))
 
 
-def _run_data(story: Story, whole: Piece, alike: Sequence[Story]) -> dict[str, Any]:
+def _run_data(story: Story, whole: BarPiece, alike: Sequence[Story]) -> dict[str, Any]:
     low, high = min(s.from_s for s in alike), max(s.to_s for s in alike)
     high = high if high > low else low + 1.0
     unit = look.unit_for(high - low)

@@ -31,7 +31,7 @@ On = Callable[[Sequence[int]], str]
 """What the devices of a bar are called together."""
 
 
-class Piece(Struct, frozen=True):
+class BarPiece(Struct, frozen=True):
     """Some bars. The first of them ends at `base_s`, the others whole ticks later."""
 
     count: int
@@ -55,7 +55,7 @@ class _Table:
         return self.places.setdefault(entry, len(self.places))
 
 
-def encode(bars: Iterable[Bar], on: On, ticks: int = _TICKS_WHOLE) -> Piece:
+def encode(bars: Iterable[Bar], on: On, ticks: int = _TICKS_WHOLE) -> BarPiece:
     """A piece of these bars. One on devices that do not lie side by side is there once for each stretch of them."""
     jobs, strings, groups, alike = _Table(), _Table(), _Table(), _Table()
     whole, times = [], []
@@ -77,7 +77,7 @@ def encode(bars: Iterable[Bar], on: On, ticks: int = _TICKS_WHOLE) -> Piece:
     columns = [steps, *(_rounded(column) for column in figures[:, 1:].T), *numbers.T]
     tables = json([list(table.places) for table in (strings, groups, alike)])
     body = [*(plane.tobytes() for column in columns for plane in _planes(column)), tables]
-    return Piece(len(whole), base_s, tick_s, _compressed([json(list(jobs.places))]), _compressed(body))
+    return BarPiece(len(whole), base_s, tick_s, _compressed([json(list(jobs.places))]), _compressed(body))
 
 
 def _rounded(values: NDArray[np.float64]) -> NDArray[np.uint32]:
@@ -101,7 +101,7 @@ class Kept(Struct, frozen=True):
 
     from_s: float
     to_s: float
-    piece: Piece
+    piece: BarPiece
 
 
 class Finest:
@@ -114,7 +114,7 @@ class Finest:
         self._left = limit
         self._on = on
         self._open: list[Bar] = []
-        self._packed: list[tuple[Piece, array[float], array[float]]] = []
+        self._packed: list[tuple[BarPiece, array[float], array[float]]] = []
 
     def put(self, bar: Bar) -> None:
         self._left -= 1
