@@ -29,7 +29,7 @@ class UserDefaults:
 
     def __call__(self, app: App, commands: tuple[str, ...], arguments: ArgumentCollection) -> None:
         path = config_path()
-        if not path.exists() and "DOVETAIL_CONFIG" not in os.environ:
+        if not path.exists() and not os.environ.get("DOVETAIL_CONFIG"):
             return
         from cyclopts.config import Dict
 
