@@ -280,7 +280,7 @@ def main(folder: str) -> None:
 
 
 def reap(*_: object) -> None:
-    """Parents that have ended are waited for by who follows them; here only by name."""
+    """Wait for parents that have ended, so that none stays as a zombie; who follows them sees their end elsewhere."""
     try:
         while os.waitpid(-1, os.WNOHANG)[0]:
             pass
