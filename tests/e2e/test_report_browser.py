@@ -278,6 +278,52 @@ def test_near_enough_every_bar_of_many_is_there_with_its_reason(browser: Browser
     context.close()
 
 
+def test_more_pieces_than_are_kept_are_drawn_once_and_stay(
+    browser: Browser, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each bar is a piece of its own here, and all are of one request: to follow it reads every piece."""
+    monkeypatch.setattr("dovetail.report.pieces.ROWS", 1)
+    rng = random.Random(0)
+    pool = Pool((Device(0, "a100", 0),), {"a100": DeviceType("a100")})
+    run, t = tmp_path / "run.jsonl", 0.0
+    with Writer(run, Header(level="workflow", policy="fifo", pool=pool, words=WORKFLOW)) as writer:
+        writer.step(1, t, [Arrived("w", "t"), Start("w", "p0", "llm", (0,), t, 1.0, "its turn")])
+        for i in range(1, 1001):
+            t += rng.uniform(0.5, 1.5)
+            after = Complete("w") if i == 1000 else Start("w", f"p{i}", "llm", (0,), t, 1.0, "its turn")
+            writer.step(i + 1, t, [Finished("w", f"p{i - 1}"), after])
+        writer.end(1002, t, {})
+    file = tmp_path / "page.html"
+    file.write_text(page([collect(run, max_bars=300)]), encoding="utf-8")
+    context = new_context(browser, viewport={"width": 1280, "height": 900})
+    context.add_init_script(
+        """window.read = 0;
+        const Stream = DecompressionStream;
+        window.DecompressionStream = function(format) { window.read++; return new Stream(format); };"""
+    )
+    seen = Opened(context.new_page(), file)
+    while not seen.canvas.get_attribute("data-near"):
+        seen.tab.locator("[data-do='+']").click()
+        low, high = seen.view()
+    seen.tab.locator("canvas[data-near='all']").wait_for()
+    shown = [bar for bar in collect(run).bars if low <= bar.end_s and bar.start_s <= high]
+    assert len(shown) > 64
+    read = seen.tab.evaluate("window.read")
+    for _ in range(9):
+        seen.view()
+    assert seen.tab.evaluate("window.read") == read
+    assert seen.canvas.get_attribute("data-drawn") == str(len(shown))
+    for bar in shown[40], shown[20]:
+        seen.at_time((bar.start_s + bar.end_s) / 2, 48)
+        expect(seen.tab.locator("#tip")).to_contain_text(f"w / {bar.task}")
+        if bar is shown[40]:
+            seen.tab.mouse.down()
+            seen.tab.mouse.up()
+            expect(seen.tab.locator(".status")).to_contain_text("w: 1000 bars")
+    assert seen.complaints == []
+    context.close()
+
+
 def test_the_legend_singles_out_a_kind(opened: Opened) -> None:
     kinds = opened.tab.evaluate("JSON.parse(document.getElementById('data').textContent).kinds")
     colour = {name: colour for name, colour, _ in kinds}

@@ -248,12 +248,13 @@ class Gantt {
     this.layers = [];
     this.near = pieces.length && count <= whole.count ? "reading" : "";  // no more than are drawn from afar
     if (this.near) {
-      const wanted = within(from - margin, to + margin).slice(0, KEPT / 2), missing = pieces.filter(piece => !piece.bars);
-      for (const piece of new Set([...pieces, ...wanted])) {
+      const around = within(from - margin, to + margin).slice(0, KEPT / 2), missing = pieces.filter(piece => !piece.bars);
+      const wanted = new Set([...pieces, ...around]);
+      for (const piece of wanted) {
         piece.used = performance.now();
         if (!piece.loading) piece.load().then(() => this.draw());
       }
-      this.dropOld();
+      this.dropOld(wanted);
       if (missing.length) this.layers.push({piece: whole, over: 0, upTo: Infinity, only: missing});
       else this.near = "all";
       this.layers.push({piece: whole, over: short * (1 - SLACK), upTo: Infinity});
@@ -263,9 +264,10 @@ class Gantt {
     this.layers = this.layers.filter(({piece}) => piece.bars);
   }
 
-  dropOld() {
-    const ready = this.finest.filter(piece => piece.bars).sort((p, q) => q.used - p.used);
-    for (const piece of ready.slice(KEPT)) if (piece !== this.hover?.piece) piece.drop();
+  // Keep no more ready than those used last, and what is wanted: else what is shown.
+  dropOld(wanted = this.layers.map(({piece}) => piece)) {
+    const ready = this.finest.filter(piece => piece.bars).sort((p, q) => q.used - p.used), kept = new Set([...wanted, this.hover?.piece]);
+    for (const piece of ready.slice(KEPT)) if (!kept.has(piece)) piece.drop();
   }
 
   // The pieces that have every bar of a run.
@@ -592,10 +594,10 @@ class Gantt {
     for (const piece of this.all) {
       await piece.names();
       if (piece.job(job) < 0) continue;
+      piece.used = performance.now();
       await piece.load();
       if (question !== this.questions) return;
       const {bars} = piece, place = piece.job(job);
-      piece.used = performance.now();
       for (let i = 0; i < piece.count; i++) {
         merged ||= bars.m[i] > 1;
         if (bars.w[i] !== place) continue;
