@@ -15,6 +15,7 @@ import pytest
 
 from dovetail.cli import main
 from dovetail.cluster.words import WORDS as CLUSTER
+from dovetail.core.charts import Chart, Series, as_fact
 from dovetail.core.confidence import Mean
 from dovetail.core.events import Arrived, Complete, Finished, Reject, Rows, Start
 from dovetail.core.journal import Header, Writer
@@ -475,7 +476,8 @@ def rounds(path: Path, devices: int, leases: bool = True) -> Path:
     with Writer(path, Header(level="cluster", policy="fair", pool=pool, facts=facts, words=CLUSTER)) as writer:
         for n, (t, events) in enumerate(steps, start=1):
             writer.step(n, t, events)
-        writer.end(len(steps) + 1, 100.0, {"rho_mean": 0.8})
+        few = Chart("Few points", "time, s", "jobs", [Series("jobs", [(0.0, 1.0), (50.0, 2.0), (100.0, 1.0)])])
+        writer.end(len(steps) + 1, 100.0, {"rho_mean": 0.8, **as_fact([few])})
     return path
 
 
@@ -514,7 +516,12 @@ def test_a_chosen_stretch_holds_for_the_curves_too(browser: Browser, tmp_path: P
     def drawn() -> str | None:
         return chart.locator("polyline").first.get_attribute("points")
 
-    whole, all_marks = drawn(), marks()
+    def points() -> int:
+        inside = tab.locator("svg[data-time]").last.locator("svg")
+        return inside.locator("circle, path, polygon").filter(visible=True).count()
+
+    whole, all_marks, all_points = drawn(), marks(), points()
+    assert all_points == 3
     assert all_marks[0] <= 20
     assert all_marks[-1] >= 80
     tab.locator("[data-do='+']").click()
@@ -522,8 +529,9 @@ def test_a_chosen_stretch_holds_for_the_curves_too(browser: Browser, tmp_path: P
     assert whole != drawn()
     assert all(low <= mark <= high for mark in marks())
     assert len(marks()) > 2
+    assert points() == 0  # they would tell values where they are not
     tab.get_by_role("button", name="Whole run").click()
-    assert (drawn(), marks()) == (whole, all_marks)
+    assert (drawn(), marks(), points()) == (whole, all_marks, all_points)
     assert seen.complaints == []
 
 

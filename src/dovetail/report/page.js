@@ -804,14 +804,15 @@ class Curves {
     this.home = [run.from, run.to].join();
     this.marks = svg.querySelector(".marks");
     this.all = this.marks.innerHTML;
-    this.floor = this.marks.querySelector("text").getAttribute("y");
     this.lines = [...svg.querySelectorAll("polyline")].map(line => [line, line.getAttribute("points")]);
+    this.fixed = svg.querySelectorAll("svg svg :is(circle, path, polygon)");  // not the legend's
   }
 
   show([from, to]) {
     const whole = [from, to].join() === this.home, {left, right, unit} = this;
     const place = t => left + (t - from) / (to - from) * (right - left), second = x => this.from + (x - left) / (right - left) * (this.to - this.from);
     for (const [line, points] of this.lines) line.setAttribute("points", whole ? points : points.replace(/([\d.-]+),/g, (_, x) => place(second(Number(x))).toFixed(1) + ","));
+    for (const mark of this.fixed) mark.style.display = whole ? "" : "none";
     this.marks.innerHTML = this.all;
     if (whole) return;
     const step = niceStep((to - from) / unit / 8), pattern = this.marks.querySelector("text"), made = [];
