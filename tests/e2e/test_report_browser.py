@@ -325,6 +325,22 @@ def test_more_pieces_than_are_kept_are_drawn_once_and_stay(
     context.close()
 
 
+def test_a_browser_that_cannot_read_the_bars_says_so(browser: Browser, tmp_path: Path) -> None:
+    file = tmp_path / "page.html"
+    file.write_text(page([collect(journal(tmp_path / "run.jsonl", "fifo"))]), encoding="utf-8")
+    context = new_context(browser)
+    context.add_init_script("delete window.DecompressionStream")
+    tab = context.new_page()
+    complaints: list[str] = []
+    tab.on("pageerror", lambda error: complaints.append(str(error)))
+    tab.goto(file.as_uri())
+    for _ in range(2):
+        expect(tab.locator(".status")).to_contain_text("cannot be read in this browser: DecompressionStream")
+        tab.get_by_role("searchbox").fill("w17")
+    assert complaints == []
+    context.close()
+
+
 def test_the_legend_singles_out_a_kind(opened: Opened) -> None:
     kinds = opened.tab.evaluate("JSON.parse(document.getElementById('data').textContent).kinds")
     colour = {name: colour for name, colour, _ in kinds}

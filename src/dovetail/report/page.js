@@ -169,8 +169,14 @@ class Gantt {
     new ResizeObserver(() => this.draw()).observe(this.canvas.parentElement);
     matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => this.draw());
     this.draw();
-    this.whole.load().then(() => this.draw());
+    this.read(this.whole);
   }
+
+  // Draw a piece once it is there.
+  read(piece) { this.told(piece.load().then(() => this.draw())); }
+
+  // Say so if what is asked for cannot be read, as in a browser that is too old.
+  told(asked) { asked.catch(error => this.status.textContent = `The bars cannot be read in this browser: ${error.message}`); }
 
   // Geometry: a ruler, one lane per device, then two strips, all over the same time.
   layout() {
@@ -252,7 +258,7 @@ class Gantt {
       const wanted = new Set([...pieces, ...around]);
       for (const piece of wanted) {
         piece.used = performance.now();
-        if (!piece.loading) piece.load().then(() => this.draw());
+        if (!piece.loading) this.read(piece);
       }
       this.dropOld(wanted);
       if (missing.length) this.layers.push({piece: whole, over: 0, upTo: Infinity, only: missing});
@@ -698,7 +704,7 @@ class Gantt {
       if (!moved) {
         const hit = this.hit(x, y), name = hit && hit.piece.jobs[hit.piece.bars.w[hit.i]];
         this.find.value = "";
-        this.follow(name === this.job ? null : name);
+        this.told(this.follow(name === this.job ? null : name));
       }
       press = null;
       this.cursor = null;
@@ -724,7 +730,7 @@ class Gantt {
       actions[event.key]();
     });
     for (const button of root.querySelectorAll("[data-do]")) button.addEventListener("click", () => actions[button.dataset.do]());
-    this.find.addEventListener("input", () => this.search(this.find.value));
+    this.find.addEventListener("input", () => this.told(this.search(this.find.value)));
     for (const key of this.keys) key.addEventListener("click", () => {
       const kind = Number(key.dataset.kind);
       this.kind = this.kind === kind ? -1 : kind;
