@@ -190,6 +190,25 @@ def test_hovering_a_bar_tells_what_it_is(opened: Opened) -> None:
     assert tip.is_hidden()
 
 
+def test_instants_have_no_more_digits_than_are_true(opened: Opened, tmp_path: Path) -> None:
+    (bar,) = [bar for bar in collect(tmp_path / "fifo.jsonl").bars if bar.job == "w17"]
+    middle, y = (bar.start_s + bar.end_s) / 2, 48 + 36 * bar.devices[0]
+    for _ in range(20):
+        opened.at_time(middle, y)
+        opened.tab.mouse.wheel(0, -240)
+        opened.view()
+    opened.at_time(middle, y)
+    low, high = opened.view()
+    assert high - low < 0.01
+    expect(opened.tab.locator("#tip")).to_contain_text("w17 / p")
+    found = re.search(r"time\s+([\d.]+) s to ([\d.]+) s[^@]*ready at ([\d.]+) s", opened.tab.locator("#tip").inner_text())
+    assert found
+    for told, true in zip(found.groups(), (bar.start_s, bar.end_s, bar.start_s - bar.wait_s), strict=True):
+        last_digit = 10.0 ** -len(told.partition(".")[2])
+        assert 1e-7 < last_digit < 0.01
+        assert float(told) == pytest.approx(true, abs=1.01 * last_digit)
+
+
 def test_the_wheel_zooms_around_the_mouse_and_dragging_moves(opened: Opened) -> None:
     whole = opened.view()
     opened.at(0.5, 60)

@@ -26,9 +26,9 @@ function seconds(value) {
   return plain(value, size < 1e4 ? 4 : 7) + " s";
 }
 
-// An instant, with as many digits as the zoom can tell apart.
-function instant(value, span, [name, unit]) {
-  const decimals = clamp(Math.ceil(-Math.log10(span / unit / 1000)), 0, 9);
+// An instant, with as many digits as the zoom can tell apart, and no more than are true if it may be off.
+function instant(value, span, [name, unit], off = 0) {
+  const decimals = clamp(Math.min(Math.ceil(-Math.log10(span / unit / 1000)), Math.floor(-Math.log10(2 * off / unit))), 0, 9);
   return (value / unit).toLocaleString("en-US", {minimumFractionDigits: decimals, maximumFractionDigits: decimals, signDisplay: "negative"}) + " " + name;
 }
 
@@ -67,6 +67,7 @@ const TIMES = ["l", "u", "q", "x"], COLUMNS = ["b", ...TIMES, "w", "p", "y", "gr
 // place (o) among those that share (h).
 const GROUP = ["d", "s", "v"], ALIKE = ["k", "r", "n", "m", "f", "o", "h"];
 const KEPT = 64;  // pieces of it that are kept ready
+const ROUNDED = 2 ** -16;  // by this share lengths may be off
 const SLACK = 1e-3;  // lengths are rounded: one near the limit is drawn twice rather than not at all
 const kindPlaces = new Map(KINDS.map(([name], i) => [name, i]));
 const complete = new Promise(done => document.readyState === "loading" ? document.addEventListener("DOMContentLoaded", done) : done());
@@ -766,20 +767,21 @@ class Gantt {
     tip.style.top = Math.max(top, 8) + "px";
   }
 
-  tellBar({piece: {bars, jobs, strings}, i}) {
+  tellBar({piece: {bars, jobs, strings, tick}, i}) {
     const {run} = this, {words} = run, span = this.view[1] - this.view[0], kind = KINDS[bars.k[i]];
     const lines = [];
     const merged = bars.m[i] > 1, length = bars.b[i] - bars.a[i];
+    const at = (value, reach) => instant(value, span, run.unit, tick / 2 + ROUNDED * reach);
     const title = merged ? `${bars.n[i].toLocaleString("en-US")} ${words.tasks}, drawn as one` : `${jobs[bars.w[i]]} / ${strings[bars.p[i]]}`;
     lines.push([merged ? `longest ${words.task}` : words.kind, merged ? `${kind[0]} (${jobs[bars.w[i]]} / ${strings[bars.p[i]]})` : kind[0], kind[1]]);
     lines.push(["on", strings[bars.v[i]]]);
-    lines.push(["time", `${instant(bars.a[i], span, run.unit)} to ${instant(bars.b[i], span, run.unit)}`]);
+    lines.push(["time", `${at(bars.a[i], length)} to ${at(bars.b[i], 0)}`]);
     lines.push(["run", merged ? `${seconds(bars.x[i])} of ${seconds(length)}` : seconds(Math.max(length - bars.u[i], 0))]);
     if (bars.u[i] > 0) {
       const from = strings[bars.r[i]] !== null ? `, replaced ${strings[bars.r[i]]}` : merged || run.rounds ? "" : ", nothing was there before";
       lines.push([words.setup, seconds(bars.u[i]) + (merged ? " in all" : from)]);
     } else if (words.setup) lines.push([words.setup, merged ? "none" : `none, ${run.rounds ? "it" : kind[0]} was there`]);
-    if (!merged) lines.push(["waited", bars.q[i] > 0 ? `${seconds(bars.q[i])}, ready at ${instant(bars.a[i] - bars.q[i], span, run.unit)}` : "not at all"]);
+    if (!merged) lines.push(["waited", bars.q[i] > 0 ? `${seconds(bars.q[i])}, ready at ${at(bars.a[i] - bars.q[i], length + bars.q[i])}` : "not at all"]);
     if (!merged && bars.n[i] > 1) lines.push(["batch", `${bars.n[i]} ${words.tasks} as one`]);
     if (bars.f[i] === FAILED) lines.push(["ended", merged ? "at least one failed" : "failed"]);
     if (bars.f[i] === OPEN) lines.push(["ended", "not yet, when the journal broke off"]);

@@ -72,7 +72,7 @@ def encode(bars: Iterable[Bar], on: On, ticks: int = _TICKS_WHOLE) -> BarPiece:
     numbers, figures = np.array(whole, np.uint32).reshape(-1, 5), np.array(times, np.float64).reshape(-1, 5)
     ends = figures[:, 0]
     base_s, last_s = (float(ends[0]), float(ends[-1])) if whole else (0.0, 0.0)
-    tick_s = (last_s - base_s) / ticks or 1.0
+    tick_s = (last_s - base_s) / ticks or 1e-9
     steps = np.diff(np.rint((ends - base_s) / tick_s).astype(np.uint32), prepend=np.uint32(0))
     columns = [steps, *(_rounded(column) for column in figures[:, 1:].T), *numbers.T]
     tables = json([list(table.places) for table in (strings, groups, alike)])
