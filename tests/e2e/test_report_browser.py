@@ -201,7 +201,9 @@ def test_instants_have_no_more_digits_than_are_true(opened: Opened, tmp_path: Pa
     low, high = opened.view()
     assert high - low < 0.01
     expect(opened.tab.locator("#tip")).to_contain_text("w17 / p")
-    found = re.search(r"time\s+([\d.]+) s to ([\d.]+) s[^@]*ready at ([\d.]+) s", opened.tab.locator("#tip").inner_text())
+    found = re.search(
+        r"time\s+([\d.]+) s to ([\d.]+) s[^@]*ready at ([\d.]+) s", opened.tab.locator("#tip").inner_text()
+    )
     assert found
     for told, true in zip(found.groups(), (bar.start_s, bar.end_s, bar.start_s - bar.wait_s), strict=True):
         last_digit = 10.0 ** -len(told.partition(".")[2])

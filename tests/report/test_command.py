@@ -15,8 +15,9 @@ from dovetail import cli
 from dovetail.cli.report import report
 from dovetail.core.errors import InputError, MissingExtraError
 from dovetail.core.journal import Clock
-from dovetail.report import html
+from dovetail.report import html, show
 from dovetail.report.collect import collect
+from dovetail.report.pieces import Finest
 
 Write = Callable[..., Path]
 
@@ -72,6 +73,23 @@ def test_a_picture_alone_and_a_folder(write: Write, tmp_path: Path) -> None:
     (tmp_path / "folder").mkdir()
     report(path, out=tmp_path / "folder")
     assert (tmp_path / "folder" / "run.html").is_file()
+
+
+def test_only_a_page_has_its_bars_packed(write: Write, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    packed: list[int] = []
+
+    def counted(self: Finest) -> None:
+        packed.append(1)
+
+    monkeypatch.setattr(Finest, "_pack", counted)
+    monkeypatch.setattr(collect, "__kwdefaults__", {**(collect.__kwdefaults__ or {}), "max_bars": 2})
+    path = write()
+    report(path, out=tmp_path / "only.svg")
+    monkeypatch.setattr(show, "_BARS", 2)
+    assert "</svg>" in show.picture_of(path, "schedule")
+    assert not packed
+    report(path, out=tmp_path, svg=True)
+    assert packed
 
 
 def test_runs_with_the_same_name_and_policy_get_files_of_their_own(write: Write, tmp_path: Path) -> None:

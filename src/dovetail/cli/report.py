@@ -67,9 +67,11 @@ def report(
         from dovetail.report.static import require
 
         require()  # nothing is written if the pictures cannot be
-    from dovetail.report.collect import collect
+    from dovetail.report.collect import MAX_FINEST, collect
 
-    stories = [collect(path, from_s=from_s, to_s=to_s) for path in journals]
+    alone = out is not None and out.suffix.lower() in _PICTURES and not out.is_dir()
+    finest = 0 if alone else MAX_FINEST  # which only a page reads
+    stories = [collect(path, from_s=from_s, to_s=to_s, max_finest=finest) for path in journals]
     plan = _plan(journals, stories, out, png, svg, perfetto)
     refuse_overwrite([output.path for output in plan], journals)
     for output in plan:

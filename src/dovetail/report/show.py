@@ -34,7 +34,7 @@ def picture_of(journal: Path, what: str) -> str:
         devices, words = len(reader.header.pool), reader.header.words
         title = f"{reader.header.policy} on {devices} {words.devices}"
         return jobs.picture(jobs.lives(reader.steps()), devices, title, words.devices)
-    story = collect(journal, max_bars=_BARS)
+    story = collect(journal, max_bars=_BARS, max_finest=0)
     if what == "responses":
         return _responses(story)
     return standalone(gantt(story)) if story.scheduled else chart_of(story.charts[0])
