@@ -25,6 +25,7 @@ from dovetail.report.bars import Bar
 ROWS = 8192  # of a piece of the finest level
 _TICKS = 2**24  # from the first to the last end in such a piece
 _TICKS_WHOLE = 2**28
+_MOST = 3e38  # that single precision can hold; a damaged journal may have more
 _WHY = 500  # characters of a reason that are kept
 
 On = Callable[[Sequence[int]], str]
@@ -82,7 +83,7 @@ def encode(bars: Iterable[Bar], on: On, ticks: int = _TICKS_WHOLE) -> BarPiece:
 
 def _rounded(values: NDArray[np.float64]) -> NDArray[np.uint32]:
     """Single precision of which the last eight bits are left out, to the nearest."""
-    bits = values.astype("<f4").view("<u4").astype(np.uint64)
+    bits = values.clip(-_MOST, _MOST).astype("<f4").view("<u4").astype(np.uint64)
     return ((bits + 0x80) & 0xFFFFFF00).astype(np.uint32)
 
 
