@@ -172,6 +172,7 @@ def compare(folder: Path, name: str, runs: int) -> dict[str, Any]:
         "predicted_tokens_s": round(generated.tokens_s, 3),
         "runs_tokens_s": [round(rate, 3) for rate in rates],
         "measured_tokens_s": round(median(rates), 3),
+        "predicted_and_measured": [[round(generated.tokens_s, 3), round(rate, 3)] for rate in rates],
         "difference_percent": round(100 * (generated.tokens_s / median(rates) - 1), 2),
         "step_s": {"predicted": generated.step_s} | parts_of_a_step(outcomes[0]),
         "step_difference_percent": round(100 * (generated.step_s / (figures.step_s or 1.0) - 1), 2),

@@ -78,6 +78,7 @@ def main() -> None:
         "loopback_mbps": round(mbps),
         "profiled_s": {host: round(found.whole_s, 4) for host, found in profiles.items()},
         "runs": rows,
+        "predicted_and_measured": [[row["predicted_items_s"], row["measured_items_s"]] for row in rows.values()],
         "exact_over_equal": round(exact / rows["equal"]["measured_items_s"], 3),
         "exact_over_parameters": round(exact / rows["parameter-proportional"]["measured_items_s"], 3),
     }

@@ -190,8 +190,17 @@ def test_a_plan_with_replicas_is_simulated_and_checked(here: Path, capsys: pytes
 def test_a_model_without_layers_is_told(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     empty = {"layers": 0, "mem_MB": [], "parameters_in": 0, "parameters_out": []}
     (here / "models.yml").write_text(yaml.safe_dump({"m": empty}))
-    assert main(["pipeline", "plan", "-m", "m", "-b", "2"]) == 0
-    assert "m has no layers: there is nothing to plan" in capsys.readouterr().out
+    for more in ([], ["--what-if"], ["--curves"], ["--format", "json"]):
+        assert main(["pipeline", "plan", "-m", "m", "-b", "2", *more]) == 2
+        printed = capsys.readouterr()
+        assert "m has no layers: there is nothing to plan" in printed.err
+        assert printed.out == ""
+
+
+def test_a_schedule_is_not_taken_for_a_plan(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (here / "schedule.yml").write_text("- host-a: [1, 24]\n- host-b: [25, 48]\n")
+    assert main(["pipeline", "simulate", "schedule.yml"]) == 2
+    assert "schedule.yml: holds a schedule, which says who has which layers" in capsys.readouterr().err
 
 
 def test_names_of_hosts_are_written_as_they_are(here: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -108,3 +108,10 @@ def test_from_a_model_to_a_plan_of_generation(tmp_path: Path, capsys: pytest.Cap
     assert main([*words, "-f"]) == 0
     assert "decode" in capsys.readouterr().out
     assert run(capsys, str(tmp_path / "config.json"), *asked)[0] == 0
+
+
+def test_the_help_speaks_of_options_that_there_are(capsys: pytest.CaptureFixture[str]) -> None:
+    main(["pipeline", "plan-generation", "--help"])
+    told = capsys.readouterr().out
+    assert "--max-context" in told
+    assert "--longest" not in told

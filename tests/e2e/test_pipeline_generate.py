@@ -46,6 +46,7 @@ CONFIGURATION = {
 }
 PROMPTS = [[(7 * i + j) % VOCABULARY for j in range(length)] for i, length in enumerate((5, 1, 17, 9, 3, 12))]
 # Nobody is taken for dead because the machine is busy: a killed process is known by its connection.
+WHERE = ["cpu", pytest.param("cuda:0", marks=pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU"))]
 QUICK = RunOptions(heartbeat_s=0.1, patience=Patience(heartbeat_limit_s=60.0))
 
 
@@ -79,14 +80,16 @@ class LanguageModel:
         assert isinstance(found, Plan), found
         return found
 
-    def expected(self, prompts: list[list[int]], tokens: int, seed: int = 0, **how: Any) -> list[list[int]]:
+    def expected(
+        self, prompts: list[list[int]], tokens: int, seed: int = 0, where: str = "cpu", **how: Any
+    ) -> list[list[int]]:
         """What the plain model's `generate` gives, for each prompt alone; drawn, if there is a temperature."""
-        whole = load(self.spec).decoder(1, LAYERS).model
+        whole = load(self.spec).decoder(1, LAYERS).model.to(where)
         how |= {"max_new_tokens": tokens, "do_sample": "temperature" in how}
         found = []
         for number, prompt in enumerate(prompts):
             torch.manual_seed(seed + number)
-            ids = torch.tensor([prompt])
+            ids = torch.tensor([prompt], device=where)
             made = whole.generate(ids, attention_mask=torch.ones_like(ids), **how)
             found.append(made[0, len(prompt) :].tolist())
         return found
@@ -96,7 +99,8 @@ class LanguageModel:
         return run_plan(plan, self.spec, prompts=Prompts(prompts, self.spec), max_new_tokens=tokens, **given)
 
 
-def test_a_killed_stage_changes_no_token(tmp_path: Path) -> None:
+@pytest.mark.parametrize("where", WHERE)
+def test_a_killed_stage_changes_no_token(tmp_path: Path, where: str) -> None:
     """Caches are gone with a stage, and are made again from the prompts and the tokens so far."""
     model, engine, journal = LanguageModel(tmp_path), LocalEngine(), tmp_path / "run.jsonl"
     plan = model.plan("a", "b", "c")
@@ -107,8 +111,8 @@ def test_a_killed_stage_changes_no_token(tmp_path: Path) -> None:
         if len(told) == 20:
             os.kill(engine.pids[plan.stages[1].host], signal.SIGKILL)
 
-    outcome = model.run(plan, PROMPTS, 11, engine=engine, journal=journal, take_token=take)
-    expected = model.expected(PROMPTS, 11)
+    outcome = model.run(plan, PROMPTS, 11, engine=engine, journal=journal, take_token=take, on={"all": where})
+    expected = model.expected(PROMPTS, 11, where=where)
     assert outcome.plans == 2
     assert outcome.outputs == expected
     found = outcome.generation
@@ -120,7 +124,7 @@ def test_a_killed_stage_changes_no_token(tmp_path: Path) -> None:
 
 def test_a_run_on_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     model = LanguageModel(tmp_path)
-    drawn = {"temperature": 0.8, "top_k": 30, "top_p": 0.9}
+    drawn: dict[str, Any] = {"temperature": 0.8, "top_k": 30, "top_p": 0.9}
     plan, expected = model.plan("a", "b", batch_size=1), model.expected(PROMPTS[:3], 6, seed=5, **drawn)
     (tmp_path / "plan.json").write_bytes(msgspec.json.encode(plan))
     (tmp_path / "prompts.json").write_text(json.dumps(PROMPTS[:3]))

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from random import Random
-from typing import Any
+from typing import Any, get_args
 
+import msgspec
 import pytest
 
 from dovetail.cli import main
@@ -17,10 +19,12 @@ from dovetail.core.journal import Header, Writer
 from dovetail.core.resources import Device, DeviceType, Pool
 from dovetail.core.tasks import Task, TaskGraph, TaskGraphRecord
 from dovetail.pipeline.check import CODES, check_journal
+from dovetail.pipeline.check.plan import plan_faults
 from dovetail.pipeline.live.jobs import RunOptions
 from dovetail.pipeline.live.supervisor import Patience
-from dovetail.pipeline.plan import Constraints, Plan
+from dovetail.pipeline.plan import Constraints, InfeasibleError, Objective, Plan
 from dovetail.pipeline.planner import plan
+from dovetail.pipeline.policies.base import plan as plan_with
 from dovetail.pipeline.simulate import simulate
 from dovetail.testing.damage import damaged
 from dovetail.testing.pipeline import random_pipeline
@@ -171,6 +175,178 @@ def test_devices_of_a_simulation_are_called_as_the_plan_says(tmp_path: Path) -> 
     assert checked > 5
 
 
+def rescale(value: Any, by: float) -> Any:
+    """Every number of seconds `by` times as long, wherever it stands."""
+    if isinstance(value, dict):
+        return {
+            key: [each * by for each in inner]
+            if key == "sizes"
+            else inner * by
+            if isinstance(inner, float) and (key == "t" or key.endswith("_s"))
+            else rescale(inner, by)
+            for key, inner in value.items()
+        }
+    return [rescale(each, by) for each in value] if isinstance(value, list) else value
+
+
+def half_the_plan(lines: Lines) -> None:
+    """A plan of half the times, consistent in itself but for what throughput is."""
+    plan = lines[0]["facts"]["plan"] = rescale(lines[0]["facts"]["plan"], 0.5)
+    plan["throughput_items_s"] *= 2
+    plan["value"] *= 0.5
+
+
+def half_the_run(lines: Lines) -> None:
+    header = lines[0]["facts"]
+    lines[1:] = rescale(lines[1:], 0.5)
+    header["bound_makespan_s"] *= 0.5
+
+
+def bare(lines: Lines) -> None:
+    """A plan that does not hold the problem it was made for."""
+    lines[0]["facts"]["plan"]["problem"] = None
+
+
+def both(*changes: Callable[[Lines], None]) -> Callable[[Lines], None]:
+    def plant(lines: Lines) -> None:
+        for change in changes:
+            change(lines)
+
+    return plant
+
+
+def in_plan(key: str, change: Callable[[Any], Any]) -> Callable[[Lines], None]:
+    """One place of the header's plan, by its keys."""
+
+    def plant(lines: Lines) -> None:
+        at: Any = lines[0]["facts"]["plan"]
+        *way, last = [int(part) if part.isdigit() else part for part in key.split(".")]
+        for part in way:
+            at = at[part]
+        assert at[last] != change(at[last])
+        at[last] = change(at[last])
+
+    return plant
+
+
+def in_header(key: str, value: object) -> Callable[[Lines], None]:
+    def plant(lines: Lines) -> None:
+        assert lines[0]["facts"][key] != value
+        lines[0]["facts"][key] = value
+
+    return plant
+
+
+def twice(value: float) -> float:
+    return 2 * value + 0.001
+
+
+PLAN_FAULTS: dict[str, tuple[str, Callable[[Lines], None]]] = {
+    "a plan of half the times": ("seconds", half_the_plan),
+    "a run of half the times": ("seconds", half_the_run),
+    "a plan of half the times without its problem": ("seconds", both(half_the_plan, bare)),
+    "a plan of half the times with its problem": ("plan", half_the_plan),
+    "a layer left out": ("plan", in_plan("stages.1.layers", lambda layers: [layers[0] + 1, layers[1]])),
+    "the last layer left out": ("plan", in_plan("stages.2.layers", lambda layers: [layers[0], layers[1] - 1])),
+    "a layer moved": (
+        "plan",
+        both(
+            in_plan("stages.0.layers", lambda layers: [layers[0], layers[1] + 1]),
+            in_plan("stages.1.layers", lambda layers: [layers[0] + 1, layers[1]]),
+        ),
+    ),
+    "a host that there is not": ("plan", in_plan("stages.0.host", lambda host: "another")),
+    "a stage on the host of another": ("plan", in_plan("stages.0.host", lambda host: "h1")),
+    "a problem of other times": ("plan", in_plan("problem.classes.0.time_s.0", twice)),
+    "a problem of other links": ("plan", in_plan("problem.classes.0.bw_mbps", twice)),
+    "a problem of fewer layers": ("plan", in_plan("problem.layers", lambda layers: layers - 1)),
+    "another batch size": ("plan", in_plan("batch_size", lambda size: size + 1)),
+    "a cut that was not allowed": ("plan", in_plan("constraints.allowed_cuts", lambda cuts: [1])),
+    "fewer devices allowed": ("plan", in_plan("constraints.max_stages", lambda most: 1)),
+    "another binding": ("plan", in_plan("binding", lambda binding: "the transfer of the input")),
+    "a gap": ("plan", in_plan("gap", lambda gap: -0.5)),
+    "no gap": ("plan", in_plan("gap", lambda gap: None)),
+    "a bound above the value": ("plan", in_plan("bound_s", twice)),
+    "a bound below the optimum": ("plan", in_plan("bound_s", lambda bound: bound / 2)),
+    "another objective": ("plan", in_plan("objective", lambda objective: "latency")),
+    "an energy that nobody knows": ("plan", in_plan("energy_j_per_item", lambda joules: 1.0)),
+    "another method": ("route", in_plan("method", lambda method: "auction")),
+    "another model": ("route", in_header("model", "another")),
+    "more asked for": ("route", in_header("asked", 9)),
+    "another type": ("route", lambda lines: lines[0]["pool"]["devices"][0].update(type="link")),
+    "another graph": ("route", lambda lines: lines[0]["graphs"][0]["edges"].pop()),
+    **{
+        f"another {key}": ("plan", in_plan(key, twice))
+        for key in ("bottleneck_s", "latency_s", "throughput_items_s", "value", "enter_s")
+    },
+    **{
+        f"another {key} of a stage": ("plan", in_plan(f"stages.1.{key}", twice))
+        for key in ("compute_s", "send_s", "mem_mib", "mem_limit_mib", "utilisation", "slack_s", "send_slack_s")
+    },
+    "another memory left": ("plan", in_plan("stages.1.mem_slack_mib", twice)),
+    "another type of a stage": ("plan", in_plan("stages.1.type", lambda kind: "another")),
+    "another width of a link": ("plan", in_plan("stages.0.send_bits", lambda bits: 8)),
+}
+
+
+def simulated_lines(path: Path, change: Callable[[Lines], None] = lambda lines: None) -> Path:
+    """A simulation of three stages, changed afterwards."""
+    simulate(even_plan(3), 4, journal=path)
+    lines = [json.loads(line) for line in path.read_text().splitlines()]
+    change(lines)
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    return path
+
+
+@pytest.mark.parametrize("name", PLAN_FAULTS)
+def test_a_fault_planted_in_the_plan_of_the_header_is_found(tmp_path: Path, name: str) -> None:
+    code, plant = PLAN_FAULTS[name]
+    report = check_journal(simulated_lines(tmp_path / "run.jsonl", plant))
+    assert code in report.faults_by_code, report.faults
+    assert set(report.faults_by_code) <= set(CODES)
+
+
+def test_a_plan_without_its_problem_is_held_to_its_stages(tmp_path: Path) -> None:
+    assert check_journal(simulated_lines(tmp_path / "run.jsonl", bare)).faults == []
+    changed = both(bare, in_plan("stages.1.compute_s", twice))
+    assert check_journal(simulated_lines(tmp_path / "run.jsonl", changed)).faults_by_code.keys() == {"plan", "seconds"}
+
+
+@pytest.mark.parametrize("objective", get_args(Objective))
+def test_plans_for_every_objective_and_method_are_held(tmp_path: Path, objective: Objective) -> None:
+    limits = Constraints(replicas=2, link_bits=(8, 32), data_mbps=20.0)
+    held = 0
+    for seed in range(12):
+        problem = random_pipeline(seed, links=seed % 2 == 0)
+        made = plan(problem, objective, limits if seed % 3 else None)
+        if isinstance(made, Plan):
+            assert plan_faults(made) == [], seed
+            held += 1
+    assert held > 4
+
+
+def test_plans_of_other_methods_are_held() -> None:
+    held = 0
+    for seed in range(12):
+        with suppress(InfeasibleError):
+            assert plan_faults(plan_with(random_pipeline(seed), method="auction")) == [], seed
+            held += 1
+    assert held > 4
+
+
+def test_times_below_a_nanosecond_are_told_apart(tmp_path: Path) -> None:
+    made = msgspec.structs.replace(even_plan(3), problem=None, constraints=None)
+    tiny = msgspec.convert(rescale(msgspec.to_builtins(made), 1e-10), Plan)
+    tiny.throughput_items_s, tiny.value = tiny.batch_size / tiny.bottleneck_s, tiny.bottleneck_s
+    path = tmp_path / "run.jsonl"
+    simulate(tiny, 4, journal=path)
+    assert check_journal(path).faults == []
+    lines = [json.loads(line) for line in path.read_text().splitlines()]
+    half_the_run(lines)
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    assert "seconds" in check_journal(path).faults_by_code
+
+
 def test_a_makespan_below_what_is_possible_is_found(tmp_path: Path) -> None:
     """Three microbatches through three places of one second each, in half the time."""
 
@@ -252,6 +428,9 @@ LIVE_FAULTS: dict[str, tuple[str, Callable[[Lines], None]]] = {
         "name",
         lambda lines: next(e for e in lines if e.get("what") == "devices")["facts"]["devices"].__setitem__(0, "h7"),
     ),
+    "a plan of half the times": ("seconds", half_the_plan),
+    "a plan of other figures": ("plan", in_plan("latency_s", twice)),
+    "a stage that was to take less": ("seconds", lambda lines: find(lines, "started", 2, "h0").update(run_s=0.1)),
     "called by the planned type": ("hardware", lambda lines: lines[0]["pool"]["devices"][1].update(type="link")),
 }
 
@@ -289,7 +468,7 @@ def test_an_interrupted_run_is_one_finding(tmp_path: Path) -> None:
     assert report.faults[0].message.startswith("did not end: ")
 
 
-@pytest.mark.parametrize("make", [chain, played])
+@pytest.mark.parametrize("make", [chain, played, simulated_lines])
 def test_a_damaged_journal_is_a_finding_or_a_located_error(
     tmp_path: Path, make: Callable[[Path], Path], capsys: pytest.CaptureFixture[str]
 ) -> None:

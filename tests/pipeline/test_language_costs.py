@@ -7,11 +7,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from dovetail.core.errors import InputError
 from dovetail.pipeline.language.costs import Precision, Reached, Ring, Step, layer_bytes, layer_work
 from dovetail.pipeline.language.problem import load_generation
-from dovetail.pipeline.language.shape import language_model
+from dovetail.pipeline.language.shape import LanguageModel, language_model
 from tests.pipeline.test_language_shape import CONFIGS, LLAMA3_8B, MIXTRAL, small
 
 PLAIN = Precision()
@@ -69,9 +70,18 @@ def test_memory_is_weights_and_the_cache_of_all_requests() -> None:
         ({"quant_method": "awq", "bits": 4, "group_size": 128}, 4),
         ({"quant_method": "bitsandbytes", "load_in_8bit": True}, 8),
         ({"quant_method": "fp8", "activation_scheme": "dynamic"}, 8),
+        ({"quant_method": "mxfp4"}, 4.25),
+        ({"quant_method": "modelopt", "quant_algo": "NVFP4", "group_size": 16}, 4.5),
+        (
+            {
+                "quant_method": "compressed-tensors",
+                "config_groups": {"group_0": {"weights": {"num_bits": 4, "group_size": 32, "type": "int"}}},
+            },
+            4.5,
+        ),
     ],
 )
-def test_a_quantised_model_has_the_bits_that_it_says(quantised: dict[str, Any], bits: int) -> None:
+def test_a_quantised_model_has_the_bits_that_it_says(quantised: dict[str, Any], bits: float) -> None:
     config = LLAMA3_8B | {"quantization_config": quantised}
     assert language_model(config).weight_bits == bits
     assert language_model(config, weight_bits=6).weight_bits == 6
@@ -79,10 +89,104 @@ def test_a_quantised_model_has_the_bits_that_it_says(quantised: dict[str, Any], 
         language_model(config | {"quantization_config": {"quant_method": "other"}})
 
 
+def beside(folder: Path, config: dict[str, Any], **quantised: Any) -> Path:
+    """A model's folder as NVIDIA ModelOpt writes it."""
+    (folder / "config.json").write_text(json.dumps(config))
+    (folder / "hf_quant_config.json").write_text(json.dumps({"quantization": quantised}))
+    return folder
+
+
+def block_mib(model: LanguageModel) -> list[float]:
+    precision = Precision(weight_bits=model.weight_bits, cache_dtype=model.cache_dtype)
+    return [size / 2**20 for size in layer_bytes(model, precision, 1, 0)[1:-1]]
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "bits"), [("FP8", 8), ("NVFP4", 4.5), ("W4A16_AWQ", 4.125), ("MXFP8", 8.25), ("INT8_SQ", 8)]
+)
+def test_the_file_of_modelopt_beside_a_configuration_is_read(tmp_path: Path, algorithm: str, bits: float) -> None:
+    folder = beside(tmp_path, LLAMA3_8B, quant_algo=algorithm, kv_cache_quant_algo="FP8", exclude_modules=["lm_head"])
+    model, plain = language_model(folder), language_model(LLAMA3_8B)
+    assert model.notes == ()
+    assert (model.weight_bits, model.cache_dtype) == (bits, "torch.int8")
+    assert block_mib(model) == pytest.approx([size * bits / 16 for size in block_mib(plain)])
+    assert (
+        layer_work(model, Step(1, 0, 1), Precision())[1].moved < layer_work(plain, Step(1, 0, 1), Precision())[1].moved
+    )
+    problem = load_generation(folder, {"l4": {"mem_MB": 24000, "bw_Mbps": 1000}}, {"l4": ["a"]})
+    assert (problem.precision.weight_bits, problem.precision.cache_dtype) == (bits, "torch.int8")
+
+
+def test_modules_that_are_not_quantised_keep_the_dtype(tmp_path: Path) -> None:
+    left_out = [
+        "lm_head",
+        "model.layers.0.self_attn.*",
+        "model.layers.1*",
+        "model.layers.2.mlp.down_proj",
+        "re:.*gone.*",
+    ]
+    model = language_model(beside(tmp_path, LLAMA3_8B, quant_algo="FP8", exclude_modules=left_out))
+    block = language_model(LLAMA3_8B).blocks[0]
+    attention, third = 4096 * 4096 * 2 + 2 * 4096 * 1024, 4096 * 14336
+    assert model.blocks[0].bits * block.weights == pytest.approx(16 * attention + 8 * 3 * third)
+    assert model.blocks[2].bits * block.weights == pytest.approx(8 * block.weights + 8 * third)
+    assert model.blocks[1].bits == 16
+    assert model.blocks[3].bits == 8
+
+
+def test_modules_are_quantised_one_by_one(tmp_path: Path) -> None:
+    layers = {
+        "model.language_model.layers.0.mlp.gate_proj": {"quant_algo": "NVFP4", "group_size": 16},
+        "model.language_model.layers.0.mlp.up_proj": {"quant_algo": "NVFP4", "group_size": 16},
+        "model.language_model.layers.0.mlp.down_proj": {"quant_algo": "FP8"},
+    }
+    model = language_model(beside(tmp_path, LLAMA3_8B, quant_algo="MIXED_PRECISION", quantized_layers=layers))
+    block, third = model.blocks[0], 4096 * 14336
+    attention = block.weights - 3 * third
+    assert block.bits * block.weights == pytest.approx(16 * attention + (4.5 + 4.5 + 8) * third)
+    assert model.blocks[1].bits == 16
+
+
+def test_what_is_not_listed_of_a_module_is_not_quantised(tmp_path: Path) -> None:
+    four = {"quant_algo": "NVFP4", "group_size": 16}
+    layers = {"model.layers.0.self_attn.q_proj": four, "model.layers.0.mlp.gate_up_proj": four}
+    model = language_model(beside(tmp_path, LLAMA3_8B, quant_algo="MIXED_PRECISION", quantized_layers=layers))
+    block, query, third = model.blocks[0], 4096 * 4096, 4096 * 14336
+    listed = query + 2 * third
+    assert block.bits * block.weights == pytest.approx(4.5 * listed + 16 * (block.weights - listed))
+
+
+def test_experts_and_their_router_have_bits_of_their_own() -> None:
+    given = {"quant_method": "fp8", "modules_to_not_convert": ["gate", "model.layers.1.block_sparse_moe.experts"]}
+    model = language_model(MIXTRAL | {"quantization_config": given})
+    router = 8 * 4096
+    assert model.blocks[0].bits * model.blocks[0].weights == pytest.approx(8 * model.blocks[0].weights + 8 * router)
+    assert [block.expert_bits for block in model.blocks[:3]] == [8, 16, 8]
+
+
+def test_what_is_not_understood_of_a_quantised_model_is_said(tmp_path: Path) -> None:
+    given = {"quant_algo": "FP3", "kv_cache_quant_algo": "NVFP4"}
+    model = language_model(beside(tmp_path, LLAMA3_8B, **given))
+    assert [note.split(" are ")[0] for note in model.notes] == [
+        "weights quantised by 'FP3'",
+        "keys and values quantised by NVFP4",
+    ]
+    assert model.weight_bits == 0
+    model = language_model(
+        beside(tmp_path, LLAMA3_8B, quant_algo="FP8", exclude_modules=["model.layers.3.linear_attn"])
+    )
+    assert "model.layers.3.linear_attn" in model.notes[0]
+    (tmp_path / "hf_quant_config.json").write_text("[]")
+    with pytest.raises(InputError, match="hf_quant_config"):
+        language_model(tmp_path)
+
+
 def test_of_a_model_with_pictures_the_language_model_counts() -> None:
     text = next(config for config in CONFIGS if config["model_type"] == "gemma3_text")
     inside = {"model_type": "gemma3", "text_config": text, "vision_config": {"hidden_size": 1152}}
-    assert language_model(inside, name="m") == language_model(text, name="m")
+    found = language_model(inside, name="m")
+    assert replace(found, notes=()) == language_model(text, name="m")
+    assert "not counted" in found.notes[0]
     with pytest.raises(InputError, match=r"text_config.hidden_size: expected a whole number"):
         language_model(inside | {"text_config": text | {"hidden_size": "wide"}})
     with pytest.raises(

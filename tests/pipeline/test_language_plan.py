@@ -9,8 +9,10 @@ from random import Random
 from typing import Any, NamedTuple
 
 import pytest
+from msgspec.structs import replace
 
 from dovetail.core.errors import InputError
+from dovetail.pipeline.check.plan import plan_faults
 from dovetail.pipeline.inputs.problem import BYTES_PER_S, MIB, Pipeline
 from dovetail.pipeline.language.plan import max_context, plan_generation
 from dovetail.pipeline.language.problem import GenerationProblem, load_generation
@@ -128,6 +130,7 @@ def check_against_every_partition(seed: int) -> None:
                 plan_generation(problem, objective=objective, **limits)
             continue
         made = plan_generation(problem, objective=objective, **limits)
+        assert plan_faults(made) == []
         told = made.generation
         assert told is not None
         assert made.optimal, (seed, objective)
@@ -249,6 +252,11 @@ def test_what_is_asked_is_checked(asked: dict[str, Any], message: str) -> None:
 
 def test_the_plan_is_an_ordinary_one(tmp_path: Any) -> None:
     made = plan_generation(llama({"l4": ["a", "b", "c"]}, concurrency=16))
+    assert plan_faults(made) == []
+    assert made.generation is not None
+    for key in ("step_s", "tokens_s", "ttft_s"):
+        other = replace(made.generation, **{key: getattr(made.generation, key) / 4})
+        assert plan_faults(replace(made, generation=other)) != []
     kept: Plan = read_plan(made.save(tmp_path / "plan.json"))
     assert kept.generation == made.generation
     run = simulate(kept, microbatches=1)

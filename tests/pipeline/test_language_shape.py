@@ -90,6 +90,7 @@ CONFIGS = [
     small("gemma3_text", head_dim=16, sliding_window=5, tie_word_embeddings=True),
     {"model_type": "gpt2", "n_embd": 48, "n_layer": 3, "n_head": 6, "vocab_size": 101, "n_positions": 64},
     {"model_type": "bloom", "hidden_size": 48, "n_layer": 3, "n_head": 6, "vocab_size": 101},
+    small("gpt_oss", num_local_experts=4, num_experts_per_tok=2, head_dim=8, sliding_window=5),
 ]
 
 
@@ -101,6 +102,34 @@ def test_weights_are_those_of_the_real_model(config: dict[str, object]) -> None:
     model = language_model(json.loads(real_config.to_json_string()) | {"model_type": config["model_type"]})
     assert model.weights == sum(weight.numel() for weight in real.parameters())
     assert language_model(config).weights == model.weights  # as people write it, without what is the default
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        small("qwen3_vl_text", head_dim=12),
+        small(
+            "qwen3_vl_moe_text",
+            num_experts=4,
+            num_local_experts=4,
+            num_experts_per_tok=2,
+            moe_intermediate_size=20,
+            head_dim=8,
+            decoder_sparse_step=2,
+            mlp_only_layers=[],
+        ),
+    ],
+    ids=lambda config: config["model_type"],
+)
+def test_the_language_model_of_one_that_sees_has_its_weights(config: dict[str, object]) -> None:
+    """`AutoModel` gives it without the head, which is a matrix of the vocabulary where it is not tied."""
+    transformers, torch = pytest.importorskip("transformers"), pytest.importorskip("torch")
+    with torch.device("meta"):
+        real = transformers.AutoModel.from_config(transformers.AutoConfig.for_model(**config))
+    outer = {"model_type": str(config["model_type"]).removesuffix("_text"), "text_config": config}
+    model = language_model(outer | {"tie_word_embeddings": False})
+    assert model.weights == sum(weight.numel() for weight in real.parameters()) + 101 * 48
+    assert ["not counted" in note for note in model.notes] == [True]
 
 
 @pytest.mark.parametrize("config", CONFIGS, ids=lambda config: config["model_type"])
@@ -154,7 +183,7 @@ def test_attended_pairs_are_counted(new: int, past: int, window: int) -> None:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"model_type": "lama"}, "model_type: 'lama' is not a language model known here; did you mean 'llama'"),
+        ({"model_type": "lama"}, "model_type: 'lama' is not a language model known here; known: llama"),
         ({"hidden_size": 0}, "hidden_size: expected a whole number from 1 on, found 0"),
         ({"num_attention_heads": "six"}, "num_attention_heads: expected a whole number from 1 on, found 'six'"),
         ({"num_key_value_heads": 4}, "num_key_value_heads 4 does not divide num_attention_heads 6"),

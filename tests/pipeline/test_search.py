@@ -15,11 +15,13 @@ from dovetail.cli.pipeline.plan import _best_and_bound
 from dovetail.core.errors import InputError
 from dovetail.pipeline import plan as plan_method
 from dovetail.pipeline.inputs.problem import DeviceClass, Pipeline
+from dovetail.pipeline.optimise import chains
 from dovetail.pipeline.optimise.cheapest import BoundedChain, CheapestChain, cheapest
 from dovetail.pipeline.optimise.clock import SearchClock
 from dovetail.pipeline.optimise.costs import Costs
 from dovetail.pipeline.optimise.labels import Guide, Labels
-from dovetail.pipeline.optimise.neighbours import Polish
+from dovetail.pipeline.optimise.paces import LeastPace
+from dovetail.pipeline.optimise.scarcity import Scarcity
 from dovetail.pipeline.optimise.search import Search
 from dovetail.pipeline.optimise.tables import Tables
 from dovetail.pipeline.plan import Constraints, Infeasible, Objective, Plan, flag
@@ -154,23 +156,36 @@ def test_an_interrupt_ends_the_search_and_gives_what_was_found() -> None:
     assert signal.getsignal(signal.SIGINT) is before
 
 
-def test_neighbours_of_a_chain_keep_all_limits_and_are_never_worse() -> None:
-    better = 0
-    for seed in range(6):
-        problem = pool("unlike", 12, 12, 24, seed)
-        search = Search(Tables(problem), Constraints(max_stages=6), SearchClock())
-        found = search.any()
-        assert found.stages is not None
-        for tariff in (None, search.costs.tariff("latency"), search.costs.tariff("money")):
-            polish = Polish(search.costs, tariff, SearchClock())
-            polish.offer(found.stages)
-            first = polish.value
-            polish.run(turns=10)
-            assert polish.best is not None
-            assert sum(option.devices for option, _, _ in polish.best) <= 6
-            assert search.costs.chains(search.costs.tariff("throughput"), 0.0, inf).allows(polish.best)
-            better += polish.value < first
-    assert better > 6
+def test_the_least_pace_by_what_is_scarce_is_the_one_by_cutting_planes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Pools of unlike devices are searched in another way: forced on small ones, it gives the same."""
+    plans = 0
+    for seed in range(60):
+        costs, _ = small(seed)
+        if not len(costs.paces):
+            continue
+        expected = LeastPace(costs, SearchClock()).run()
+        with monkeypatch.context() as patch:
+            patch.setattr(chains, "UNLIKE", 1)
+            found = LeastPace(costs, SearchClock()).run()
+        assert (found.value, found.bound) == (expected.value, expected.bound), seed
+        assert (found.stages is None) == (expected.stages is None)
+        plans += found.stages is not None
+    assert plans > 20
+
+
+def test_what_is_scarce_is_proof_that_no_chain_keeps_the_limits_or_leads_to_one() -> None:
+    problem = pool("unlike", 16, 16, 32, seed=1)
+    costs = Costs(Tables(problem), Constraints(max_stages=12))
+    best = LeastPace(costs, SearchClock()).run()
+    assert best.closed
+    for factor, possible in ((0.8, False), (1.1, True)):
+        scarcity = Scarcity(costs.chains(costs.tariff("throughput"), 0.0, best.value * factor))
+        scarcity.improve(SearchClock())
+        assert scarcity.broken == (not possible)
+        assert sum(scarcity.best.prices * np.nan_to_num(scarcity.chains.limits, posinf=0.0)) == pytest.approx(1.0)
+        found = scarcity.met or scarcity.beam(SearchClock(), 50).chain
+        assert (found is not None) == possible
+        assert found is None or (scarcity.chains.allows(found) and costs.pace_s(found) <= 1.1 * best.value)
 
 
 def test_a_search_goes_on_from_where_it_was() -> None:

@@ -248,6 +248,11 @@ def read_plan(source: Plan | Source) -> Plan:
     is or as a dict."""
     doc = Document.of(source, "plan")
     data: Any = doc.data
+    if isinstance(data, list) and data and all(isinstance(stage, dict) for stage in data):
+        expected = "expected a plan as `dovetail pipeline plan --format json` prints it"
+        raise doc.error(
+            (), f"holds a schedule, which says who has which layers, but not how long they take; {expected}"
+        )
     if isinstance(data, dict) and data.get("feasible") is False:
         raise doc.error(("feasible",), "holds no plan: planning found none")
     if isinstance(data, dict) and "points" in data and "complete" in data:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 from cyclopts import Parameter
 
 from dovetail.cli.common import Flag, Numbers, Pairs, pairs, print_json, print_table, progress
-from dovetail.cli.complete import policies_of
+from dovetail.cli.complete import PIPELINE_MODELS, policies_of
 from dovetail.core.errors import InputError
 
 if TYPE_CHECKING:
@@ -26,7 +26,7 @@ _Objective = Literal["throughput", "latency", "batch", "devices", "energy", "mon
 
 def plan(
     *,
-    model_name: Annotated[str, Parameter(alias="-m")] = "google/vit-base-patch16-224",
+    model_name: Annotated[str, PIPELINE_MODELS, Parameter(alias="-m")] = "google/vit-base-patch16-224",
     models_file: Annotated[Path, Parameter(alias="-M")] = Path("models.yml"),
     dev_types_file: Annotated[Path, Parameter(alias="-T")] = Path("device_types.yml"),
     dev_file: Annotated[Path, Parameter(alias="-D")] = Path("devices.yml"),
@@ -172,6 +172,8 @@ def plan(
             )
     except InfeasibleError as error:
         return infeasible(error, format)
+    if not best.stages:
+        raise InputError(f"{best.model} has no layers: there is nothing to plan")
     if rates_out is not None and best.rates:
         best.rates.add_to(rates_out)
     _show(best, what_if(best).rows if what_ifs else [], draw_curves(best) if curves else [], format)
@@ -254,9 +256,6 @@ def _show(best: Plan, changes: list[dict[str, Any]], charts: Sequence[Chart], fo
     if format == "json":
         rows = {key: getattr(best, key) for key in best.__struct_fields__}
         print_json(rows | ({"what_if": changes} if changes else {}) | ({"curves": list(charts)} if charts else {}))
-        return
-    if not best.stages:
-        print(f"{best.model} has no layers: there is nothing to plan")
         return
     columns = ["host", "type", "layers", "compute s", "send s", "slack s", "memory MiB", "left MiB", "use %"]
     print_table(columns, [_row(stage) for stage in best.stages])

@@ -73,9 +73,9 @@ def plan_generation(
         Of weights and values, where it is not the configuration's.
     weight_bits
         Bits of a block's weight, where they are fewer than the dtype has: 8 or 4 for a quantised model. By default what
-        the configuration's quantization_config says.
+        the configuration's quantization_config says, or hf_quant_config.json beside it.
     cache_dtype
-        Dtype of keys and values; the model's by default.
+        Dtype of keys and values; by default what the same files say, else the model's.
     tensor_parallel
         How many alike devices may share every layer of a stage, such as 1 2 4.
     memory_use
@@ -93,7 +93,7 @@ def plan_generation(
     longest
         Plan for the longest context for which there is a plan, and say it.
     time_limit_s
-        Seconds for the search, and before it for that of --longest; what is not proven by then is said.
+        Seconds for the search, and before it for that of --max-context; what is not proven by then is said.
     format
         table or json: a plan as `dovetail pipeline plan` gives it, with what it generates.
     """

@@ -19,6 +19,7 @@ from dovetail.cli.common import (
     progress,
     whole_numbers,
 )
+from dovetail.cli.complete import PYTHON_NAMES
 from dovetail.cli.pipeline.flags import AS_USUAL, MeasuringFlags
 
 if TYPE_CHECKING:
@@ -28,7 +29,7 @@ Many = Parameter(consume_multiple=True, negative=())
 
 
 def profile(
-    model: str,
+    model: Annotated[str, PYTHON_NAMES],
     /,
     *,
     model_name: str | None = None,

@@ -24,6 +24,7 @@ from dovetail.cli.common import (
     value,
     whole_numbers,
 )
+from dovetail.cli.complete import PYTHON_NAMES
 
 _Texts = Annotated[tuple[str, ...], Parameter(negative=())]
 
@@ -32,7 +33,7 @@ def run(
     plan: Path,
     /,
     *,
-    model: str,
+    model: Annotated[str, PYTHON_NAMES],
     shape: _Texts = (),
     argument: Pairs | None = None,
     input_dtype: str = "",

@@ -13,7 +13,7 @@ from msgspec import Struct
 
 from dovetail.core.errors import InputError
 from dovetail.pipeline.inputs.problem import DTYPE_BYTES
-from dovetail.pipeline.language.shape import DTYPE_BITS, LanguageModel
+from dovetail.pipeline.language.shape import DTYPE_BITS, Block, LanguageModel
 
 
 class Step(Struct, frozen=True):
@@ -70,8 +70,11 @@ class Precision(Struct, frozen=True, kw_only=True):
     weight_bits: float = 0
     cache_dtype: str = ""
 
-    def block_bytes(self, model: LanguageModel, weights: float) -> float:
-        return weights * (self.weight_bits or DTYPE_BITS[model.dtype]) / 8
+    def block_bytes(self, model: LanguageModel, block: Block, experts: float, norms: int = 0) -> float:
+        """Of the weights that every token uses, of so many experts, and of norms."""
+        bits = self.weight_bits or DTYPE_BITS[model.dtype]
+        always = (block.weights + norms) * (block.bits or bits)
+        return (always + experts * block.expert_weights * (block.expert_bits or bits)) / 8
 
 
 class Work(Struct, frozen=True):
@@ -119,10 +122,10 @@ def _block(model: LanguageModel, i: int, step: Step, precision: Precision, width
     used = block.weights + block.experts_used * block.expert_weights
     pairs = step.sequences * block.attended(step.new, step.past)
     flops = 2.0 * used * step.tokens + 4.0 * model.heads * model.head_size * pairs
-    read = block.weights + touched(block.experts, block.experts_used, step.tokens) * block.expert_weights
+    read = precision.block_bytes(model, block, touched(block.experts, block.experts_used, step.tokens))
     kept = step.sequences * model.kv_bytes(i, step.past + step.new, precision.cache_dtype)
     hidden_bytes = step.tokens * model.hidden * DTYPE_BYTES[model.dtype]
-    moved = (precision.block_bytes(model, read) + kept) / width + 2.0 * hidden_bytes
+    moved = (read + kept) / width + 2.0 * hidden_bytes
     return Work(flops / width, moved, (hidden_bytes, hidden_bytes))
 
 
@@ -142,7 +145,7 @@ def layer_bytes(model: LanguageModel, precision: Precision, context: int, concur
     of so many positions."""
     ends = [count * float(DTYPE_BYTES[model.dtype]) for count in (model.embedding_weights, model.head_weights)]
     blocks = [
-        precision.block_bytes(model, block.all_weights)
+        precision.block_bytes(model, block, block.experts, block.norm_weights)
         + concurrency * model.kv_bytes(i, context, precision.cache_dtype)
         for i, block in enumerate(model.blocks)
     ]

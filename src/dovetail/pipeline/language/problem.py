@@ -185,10 +185,10 @@ def load_generation(
     model = language_model(config, name=model_name, dtype=dtype, weight_bits=weight_bits)
     for width in widths:
         check_width(model, width)
-    warnings = []
+    warnings = list(model.notes)
     if model.longest and context > model.longest:
         warnings.append(f"{model.name} was made for {model.longest} positions; the context is {context}")
-    precision = Precision(weight_bits=model.weight_bits, cache_dtype=cache_dtype or "")
+    precision = Precision(weight_bits=model.weight_bits, cache_dtype=cache_dtype or model.cache_dtype)
     times, types = _types(device_types, model, precision)
     pool = load(_plain(model), types, devices, model=model.name, batch_size=1, dtype=model.dtype, links=links)
     return GenerationProblem(

@@ -10,10 +10,12 @@ from pathlib import Path
 from typing import Any
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from dovetail.core.errors import InputError, did_you_mean
 from dovetail.core.files import Document, Source
 from dovetail.pipeline.inputs.problem import DTYPE_BYTES
+from dovetail.pipeline.language.quantised import Quantisation
 
 DTYPE_BITS = {name: 8 * size for name, size in DTYPE_BYTES.items()}
 
@@ -23,7 +25,10 @@ class DecoderFamily(Struct, frozen=True, kw_only=True):
 
     gated: bool = True  # three matrices in an MLP, or two with biases
     qkv_bias: bool = False
+    qkvo_bias: bool = False
     all_biases: bool = False  # every matrix has one
+    sinks: bool = False  # every head has a number to attend to nothing
+    expert_biases: bool = False  # of experts and their router
     norms: int = 2
     head_norms: bool = False  # queries and keys have norms of a head's size
     last_norm: int = 1
@@ -48,6 +53,11 @@ FAMILIES = {
     "qwen2_moe": DecoderFamily(qkv_bias=True, kv_heads=16, window=4096, full_first=28),
     "qwen3": DecoderFamily(head_norms=True, head_size=128, kv_heads=32, window=4096, full_first=28),
     "qwen3_moe": DecoderFamily(head_norms=True, kv_heads=4, window=4096),
+    "qwen3_vl_text": DecoderFamily(head_norms=True, head_size=128, kv_heads=32),
+    "qwen3_vl_moe_text": DecoderFamily(head_norms=True, kv_heads=16, vocabulary=151_936),
+    "gpt_oss": DecoderFamily(
+        heads=64, head_size=64, kv_heads=8, window=128, qkvo_bias=True, sinks=True, expert_biases=True
+    ),
     "gemma": DecoderFamily(tied=True, head_size=256, kv_heads=16),
     "gemma2": DecoderFamily(norms=4, tied=True, head_size=256, kv_heads=4, window=4096),
     "gemma3_text": DecoderFamily(
@@ -56,6 +66,7 @@ FAMILIES = {
     "gpt2": DecoderFamily(gated=False, all_biases=True, norms=4, last_norm=2, tied=True),
     "bloom": DecoderFamily(gated=False, all_biases=True, norms=4, last_norm=2, embedding_norm=2, tied=True),
 }
+_ONLY_TEXT = ("what reads pictures or sound besides text_config is not counted: neither its weights nor its time",)
 _ATTENTION = ("full_attention", "sliding_attention")
 _OTHER_NAMES = {
     "hidden_size": ("n_embd",),
@@ -78,6 +89,8 @@ class Block(Struct, frozen=True, kw_only=True):
     experts: int = 0
     experts_used: int = 0
     expert_weights: int = 0
+    bits: float = 0  # of `weights`, on average, where the model is quantised; 0: not told block by block
+    expert_bits: float = 0
 
     @property
     def all_weights(self) -> int:
@@ -115,6 +128,8 @@ class LanguageModel(Struct, frozen=True, kw_only=True):
     tied: bool
     longest: int = 0  # positions the model was made for, 0 if it does not say
     weight_bits: float = 0  # of a block's weights, where the model is quantised
+    cache_dtype: str = ""  # of keys and values, where the configuration says so
+    notes: tuple[str, ...] = ()  # what of the configuration could not be read
 
     @property
     def layers(self) -> int:
@@ -165,12 +180,13 @@ def language_model(
         given, kind = _Given(doc, doc.data | inner, inside=("text_config",)), inner.get("model_type")
     family = FAMILIES.get(kind) if isinstance(kind, str) else None
     if family is None:
-        hint = did_you_mean(str(kind), FAMILIES).partition("; known")[0]
         raise doc.error(
             (*given.inside, "model_type"),
-            f"{kind!r} is not a language model known here{hint}; known: {', '.join(FAMILIES)}",
+            f"{kind!r} is not a language model known here; known: {', '.join(FAMILIES)}",
         )
-    return _model(given, family, name or _name(doc), _dtype(given, dtype), weight_bits or _weight_bits(given))
+    quantised = Quantisation() if weight_bits else Quantisation.read(doc, given.data)
+    made = _model(given, family, name or _name(doc), _dtype(given, dtype), quantised)
+    return replace(made, weight_bits=weight_bits) if weight_bits else made
 
 
 class _Given:
@@ -205,22 +221,6 @@ class _Given:
         return default if value is None else value
 
 
-def _weight_bits(given: _Given) -> float:
-    """Bits of a quantised block's weights by the configuration; 0 if it is not quantised."""
-    found = given.data.get("quantization_config")
-    if found is None:
-        return 0
-    told = found if isinstance(found, dict) else {}
-    bits = told.get("bits") or next((b for b in (4, 8) if told.get(f"load_in_{b}bit")), None)
-    if bits is None and told.get("quant_method") in ("fp8", "fbgemm_fp8"):
-        bits = 8
-    if isinstance(bits, bool) or not isinstance(bits, int | float) or not 1 <= bits <= 16:
-        raise given.doc.error(
-            ("quantization_config",), "how many bits a weight has is not told as known here; --weight-bits tells"
-        )
-    return bits
-
-
 def _name(doc: Document) -> str:
     named = doc.data.get("_name_or_path")
     if isinstance(named, str) and named:
@@ -238,7 +238,7 @@ def _dtype(given: _Given, asked: str | None) -> str:
     return full
 
 
-def _model(given: _Given, family: DecoderFamily, name: str, dtype: str, weight_bits: float) -> LanguageModel:
+def _model(given: _Given, family: DecoderFamily, name: str, dtype: str, quantised: Quantisation) -> LanguageModel:
     hidden, count = given.number("hidden_size"), given.number("num_hidden_layers")
     heads = given.number("num_attention_heads", family.heads or None)
     kv_heads = given.number("num_key_value_heads", given.left_out("num_key_value_heads", family.kv_heads) or heads)
@@ -253,7 +253,11 @@ def _model(given: _Given, family: DecoderFamily, name: str, dtype: str, weight_b
     if given.data["model_type"] == "gpt2":
         positions = given.number("n_positions", 1024)
     windows = _windows(given, family, count)
-    blocks = tuple(_block(given, family, i, (hidden, heads, kv_heads, head_size), windows[i]) for i in range(count))
+    sizes = hidden, heads, kv_heads, head_size
+    blocks = tuple(
+        _quantised(_block(given, family, i, sizes, windows[i]), i, sizes, quantised, DTYPE_BITS[dtype])
+        for i in range(count)
+    )
     return LanguageModel(
         name=name,
         hidden=hidden,
@@ -267,8 +271,36 @@ def _model(given: _Given, family: DecoderFamily, name: str, dtype: str, weight_b
         head_weights=(vocabulary + family.last_norm) * hidden,
         tied=given.flag("tie_word_embeddings", family.tied),
         longest=positions or given.number("max_position_embeddings", 0, least=0),
-        weight_bits=weight_bits,
+        weight_bits=quantised.bits,
+        cache_dtype=quantised.cache_dtype,
+        notes=(*(_ONLY_TEXT if given.inside else ()), *quantised.unknown(count)),
     )
+
+
+def _quantised(block: Block, i: int, sizes: tuple[int, int, int, int], by: Quantisation, full: int) -> Block:
+    """The block with the bits of its weights: each projection by itself, what is beside them as the MLP."""
+    if not by.given:
+        return block
+    hidden, heads, kv_heads, head_size = sizes
+    at, query, key = f"layers.{i}", hidden * heads * head_size, hidden * kv_heads * head_size
+    parts = {"q_proj": query, "k_proj": key, "v_proj": key, "o_proj": query}
+    bits = {name: by.module_bits(f"{at}.self_attn.{name}", *_fused(at, name)) or full for name in parts}
+    if block.experts:
+        bits["router"] = by.module_bits(f"{at}.mlp.gate", f"{at}.mlp.router", f"{at}.block_sparse_moe.gate") or full
+        parts["router"] = block.experts * hidden
+        rest = by.module_bits(f"{at}.mlp.shared_expert", f"{at}.mlp.shared_experts") or full
+    else:
+        names = ("gate_proj", "up_proj", "down_proj")
+        rest = sum(by.module_bits(f"{at}.mlp.{name}", *_fused(at, name)) or full for name in names) / 3
+    told = sum(bits[name] * count for name, count in parts.items()) + rest * (block.weights - sum(parts.values()))
+    experts = by.module_bits(f"{at}.mlp.experts", f"{at}.block_sparse_moe.experts") or full
+    return replace(block, bits=told / block.weights, expert_bits=experts if block.experts else 0)
+
+
+def _fused(at: str, name: str) -> tuple[str, ...]:
+    """The module that some files have in the place of several projections."""
+    together = {"self_attn.qkv_proj": ("q_proj", "k_proj", "v_proj"), "mlp.gate_up_proj": ("gate_proj", "up_proj")}
+    return tuple(f"{at}.{module}" for module, names in together.items() if name in names)
 
 
 def _windows(given: _Given, family: DecoderFamily, count: int) -> list[int]:
@@ -282,6 +314,8 @@ def _windows(given: _Given, family: DecoderFamily, count: int) -> list[int]:
             if kind not in _ATTENTION:
                 raise given.doc.error(("layer_types", i), f"expected {' or '.join(_ATTENTION)}, found {kind!r}")
         return [window if kind == "sliding_attention" else 0 for kind in kinds]
+    if given.data["model_type"] == "gpt_oss":
+        return [0 if i % 2 else window for i in range(count)]
     if given.data["model_type"] == "gemma2":
         return [0 if i % 2 else window for i in range(count)]
     if given.data["model_type"] == "gemma3_text":
@@ -297,10 +331,11 @@ def _block(given: _Given, family: DecoderFamily, i: int, sizes: tuple[int, int, 
     hidden, heads, kv_heads, head_size = sizes
     across, back = (heads + 2 * kv_heads) * head_size, heads * head_size
     attention = hidden * across + back * hidden
-    if family.all_biases or given.flag("attention_bias", False):
+    if family.all_biases or given.flag("attention_bias", family.qkvo_bias):
         attention += across + hidden
     elif family.qkv_bias:
         attention += across
+    attention += heads * family.sinks
     norms = family.norms * hidden + 2 * head_size * family.head_norms
     moe = _experts(given, i)
     if moe is None:
@@ -312,20 +347,20 @@ def _block(given: _Given, family: DecoderFamily, i: int, sizes: tuple[int, int, 
     count, used, inside = moe
     alone = None if given.data["model_type"] == "qwen2_moe" else 0
     shared = given.number("shared_expert_intermediate_size", alone, least=0)
-    always = count * hidden + (3 * hidden * shared + hidden if shared else 0)
+    always = count * (hidden + family.expert_biases) + (3 * hidden * shared + hidden if shared else 0)
     return Block(
         weights=attention + always,
         norm_weights=norms,
         window=window,
         experts=count,
         experts_used=used,
-        expert_weights=3 * hidden * inside,
+        expert_weights=3 * hidden * inside + (2 * inside + hidden) * family.expert_biases,
     )
 
 
 def _experts(given: _Given, i: int) -> tuple[int, int, int] | None:
     """How many experts a block has, how many a token uses, and how wide one is; None for a dense block."""
-    if not given.data["model_type"].endswith(("moe", "mixtral")):
+    if not given.data["model_type"].endswith(("moe", "moe_text", "mixtral", "gpt_oss")):
         return None
     count = given.number("num_experts", least=0)
     if not count:

@@ -8,6 +8,7 @@ from below, whatever the prices (Lagrangian relaxation).
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import cached_property
 from typing import NamedTuple
 
@@ -20,6 +21,16 @@ from dovetail.pipeline.optimise.tables import Floats
 LIMIT = 1 + 5e-10  # of a cap: sums differ by rounding with the order in which they are added
 NEAR = 1e-10  # chains that are cheaper by less, relatively, are not looked for
 _EXACT = 1 + 1e-13
+UNLIKE = 12  # classes of devices from which on few chains dominate others, and prices have too many dimensions
+
+
+def unlike(counts: Sequence[int]) -> bool:
+    """Whether a pool has so many classes of devices that it is searched in other ways.
+
+    >>> unlike([64, 64]), unlike([1] * 40)
+    (False, True)
+    """
+    return len(counts) >= UNLIKE
 
 
 class Capped(Struct):
@@ -87,29 +98,47 @@ class Chains(Struct, dict=True):
             self.max_devices,
         )
 
-    def weighted(self, price: float) -> tuple[Floats, Floats, Floats, Floats]:
-        """The tables with a price on what is capped."""
-        if self.capped is None or price == 0.0:
-            return self.stage, self.link, self.enter, self.leave
-        c = self.capped
-        return (
-            self.stage + price * c.stage,
-            self.link + price * c.link,
-            self.enter + price * c.enter,
-            self.leave + price * c.leave,
+    @cached_property
+    def reach(self) -> list[int]:
+        """The last cut at which a stage that starts at each cut may end; the cut itself if there is none."""
+        finite = np.asarray(np.isfinite(self.stage).any(axis=0))
+        last = self.layers - np.argmax(finite[:, ::-1], axis=1)
+        return [int(j) for j in np.where(finite.any(axis=1), last, np.arange(self.layers + 1))]
+
+    @cached_property
+    def _bands(self) -> tuple[list[Floats], list[Floats]]:
+        near = [(i, slice(i + 1, j + 1)) for i, j in enumerate(self.reach)]
+        stage = [np.ascontiguousarray(self.stage[:, i, ends]) for i, ends in near]
+        capped = (
+            [] if self.capped is None else [np.ascontiguousarray(self.capped.stage[:, i, ends]) for i, ends in near]
         )
+        return stage, capped
+
+    def bands(self, price: float) -> list[Floats]:
+        """For each cut the stages that start there, up to the last that may, with a price on what is capped."""
+        stage, capped = self._bands
+        return [a + price * b for a, b in zip(stage, capped, strict=True)] if capped and price else stage
 
     def relax(self, prices: Floats) -> Relaxed:
         """The cheapest chain when resources have these prices, and what it costs from every cut on."""
-        stage, link, enter, leave = self.weighted(float(prices[-1]))
+        c, price = self.capped, float(prices[-1])
+        link, enter, leave = self.link, self.enter, self.leave
+        if c is not None and price:
+            link, enter, leave = link + price * c.link, enter + price * c.enter, leave + price * c.leave
+        bands = self.bands(price)
+
+        def stages(i: int) -> Floats:
+            return np.asarray(bands[i] + after[:, i + 1 : self.reach[i] + 1])
+
         charge = self.use @ prices + self.fixed
         after = np.full((len(self.options), self.layers + 1), np.inf)
         start = np.full_like(after, np.inf)
         after[:, -1] = leave
         for i in range(self.layers - 1, -1, -1):
-            start[:, i] = (stage[:, i, i + 1 :] + after[:, i + 1 :]).min(axis=1) + charge
-            if i:
-                after[:, i] = (link[i] + start[:, i]).min(axis=1)
+            if self.reach[i] > i:
+                start[:, i] = stages(i).min(axis=1) + charge
+                if i:
+                    after[:, i] = (link[i] + start[:, i]).min(axis=1)
         first = enter + start[:, 0]
         o, i = int(first.argmin()), 0
         limited = self.limits[self.priced]
@@ -117,7 +146,7 @@ class Chains(Struct, dict=True):
         chain: Stages = []
         if np.isfinite(first[o]):
             while True:
-                j = i + 1 + int((stage[o, i, i + 1 :] + after[o, i + 1 :]).argmin())
+                j = i + 1 + int(stages(i)[o].argmin())
                 chain.append((self.options[o], i, j))
                 if j == self.layers:
                     break

@@ -8,15 +8,18 @@ from typing import NamedTuple
 
 import numpy as np
 
-from dovetail.pipeline.optimise.chains import NEAR, Chains, Relaxed
+from dovetail.pipeline.optimise.chains import NEAR, Chains, Relaxed, unlike
 from dovetail.pipeline.optimise.clock import SearchClock
-from dovetail.pipeline.optimise.labels import Guide, Labels
+from dovetail.pipeline.optimise.labels import Guide, Labels, limit_guides
 from dovetail.pipeline.optimise.multipliers import BROKEN, ResourcePrices
+from dovetail.pipeline.optimise.scarcity import Scarcity
 from dovetail.pipeline.optimise.stages import Stages
 from dovetail.pipeline.optimise.tables import Floats
 
 WIDTH = 60  # of the first beam; the next ones are four times as wide each
 _ROUNDS = 40  # of cutting planes
+_BRIEFLY = 3  # rounds that may meet a first chain
+_SPARING = 60  # steps to prices that guide to a first chain
 _SMALL = 2e4  # labels that there can be at most where a beam needs no prices
 
 
@@ -98,6 +101,13 @@ class CheapestChain:
         if self._done or self._priced:
             return self.answer
         self._priced = True
+        if self.answer.value == inf and unlike(self.chains.counts):
+            self.prices.improve(self._clock, _BRIEFLY, below=inf if self._first else -inf)
+            self._learn(self.prices)
+            if self.answer.stages is None:
+                self._first_chain()
+            if self._done:
+                return self.answer
         for guess in self._guesses:
             self.prices.look(guess)
         enough = self.chains.below(self.answer.value)
@@ -105,7 +115,7 @@ class CheapestChain:
         self._learn(self.prices)
         if self._broken is not None:
             self._break(self._broken)
-        elif not self._done and self.answer.stages is None:
+        elif not self._done and self.answer.stages is None and not unlike(self.chains.counts):
             allowed = ResourcePrices(self.chains, cost=False)
             allowed.start()
             for cut in self.prices.met:
@@ -116,6 +126,18 @@ class CheapestChain:
                 self._offer(allowed.best[1], self.chains.figures(allowed.best[1])[0])
         self._guide()
         return self.answer
+
+    def _first_chain(self) -> None:
+        """A chain to begin with, among unlike devices: one that spares what is scarce."""
+        scarcity = Scarcity(self.chains)
+        scarcity.improve(self._clock, _SPARING)
+        self._break(scarcity.best)
+        found = scarcity.met
+        if found is None and not scarcity.broken:
+            found = scarcity.beam(self._clock, WIDTH).chain
+        if found is not None:
+            self._offer(found, self.chains.figures(found)[0])
+            self._raise(self.answer.bound)
 
     def beam(self, width: float) -> BoundedChain:
         """Labels in a beam of this width."""
@@ -133,11 +155,6 @@ class CheapestChain:
         if prices.best is not None:
             self._offer(prices.best[1], prices.best[0])
         self._raise(prices.bound)
-
-    def offer(self, chain: Stages) -> None:
-        """A chain that keeps all limits."""
-        self._offer(chain, self.chains.figures(chain)[0])
-        self._raise(self.answer.bound)
 
     def _offer(self, chain: Stages, value: float) -> None:
         if value < self.answer.value:
@@ -163,14 +180,3 @@ class CheapestChain:
         """Bounds on what the cap and the limit on devices allow."""
         for guide in limit_guides(self.chains) if not self.answer.closed else ():
             self._break(guide.relaxed)
-
-
-def limit_guides(chains: Chains) -> list[Guide]:
-    """Bounds on what is left of the cap and of the limit on devices."""
-    guides = []
-    for r in (-2, -1):
-        if np.isfinite(chains.limits[r]):
-            prices = np.zeros(len(chains.limits))
-            prices[r] = 1.0 / chains.limits[r]
-            guides.append(Guide(chains.finite.relax(prices), False))
-    return guides

@@ -7,17 +7,18 @@ from math import inf, sqrt
 
 import numpy as np
 
-from dovetail.pipeline.optimise.chains import NEAR
+from dovetail.pipeline.optimise.chains import NEAR, unlike
 from dovetail.pipeline.optimise.cheapest import WIDTH, BoundedChain, CheapestChain
 from dovetail.pipeline.optimise.clock import SearchClock
 from dovetail.pipeline.optimise.costs import Costs, Tariff
-from dovetail.pipeline.optimise.neighbours import UNLIKE, Polish
 from dovetail.pipeline.optimise.paces import LeastPace
 from dovetail.pipeline.optimise.stages import Stages
 from dovetail.pipeline.optimise.tables import Floats
 
 _WIDE = 1.01  # from the slowest pace of an interval to its fastest: above that prices alone bound it
 _ROUNDS = 20
+_FEW = 5  # for a wide interval among unlike devices
+_ABOVE = (1.1, 1.4, 2.0, 4.0)  # the fastest pace: where a first plan of unlike devices is looked for
 _Interval = tuple[float, int, int, int, int]  # bound, first and last pace, width of the next beam, good prices
 
 
@@ -29,6 +30,7 @@ class Intervals:
         self._tariff = tariff
         self._clock = clock
         self._paces = costs.paces
+        self._unlike = unlike(costs.tables.counts)
         self._best: Stages | None = None
         self._value = inf
 
@@ -37,8 +39,8 @@ class Intervals:
         low = LeastPace(self.costs, self._clock).rule_out()
         if low >= len(self._paces):
             return BoundedChain(None, inf, inf)
-        if len(self.costs.tables.counts) >= UNLIKE:
-            self._first_plan()
+        if self._unlike:
+            self._first_plan(low)
         heap: list[_Interval] = [(-inf, low, len(self._paces) - 1, WIDTH, 0)]
         self._known: list[Floats] = [np.zeros(len(self.costs.tables.counts) + 2)]
         bound = -inf
@@ -64,13 +66,13 @@ class Intervals:
         search = CheapestChain(
             self.costs.chains(self._tariff, a, b), self._clock, self._value - extra, [self._known[guess]]
         )
-        search.price(_ROUNDS)
+        narrow = b <= _WIDE * a or high - low < 2
+        search.price(_ROUNDS if narrow or not self._unlike else _FEW)
         for chain in search.prices.allowed:
             self._offer(chain)
         if search.prices.kept:
             self._known.append(search.prices.kept[0].prices)
             guess = len(self._known) - 1
-        narrow = b <= _WIDE * a or high - low < 2
         if narrow:
             search.beam(width)
         if search.answer.stages is not None:
@@ -88,14 +90,22 @@ class Intervals:
         at = min(max(at, low + 1), high)
         return [(bound, low, at - 1, WIDTH, guess), (bound, at, high, WIDTH, guess)]
 
-    def _first_plan(self) -> None:
-        """A chain to begin with, where devices are so unlike that intervals alone seldom meet one."""
-        found = LeastPace(self.costs, self._clock.part(0.3 * self._clock.left_s)).any()
-        if found.stages is not None:
-            polish = Polish(self.costs, self._tariff, self._clock.part(0.3 * self._clock.left_s))
-            polish.offer(found.stages)
-            polish.run()
-            self._offer(polish.best or found.stages)
+    def _first_plan(self, low: int) -> None:
+        """A chain to begin with, where devices are so unlike that intervals meet one late: at paces further and further
+        above the fastest."""
+        for factor in _ABOVE:
+            pace_s = min(float(self._paces[low]) * factor, float(self._paces[-1]))
+            extra = self._tariff.by_pace * pace_s
+            chains = self.costs.chains(self._tariff, pace_s, pace_s)
+            search = CheapestChain(chains, self._clock, self._value - extra)
+            search.price(_FEW)
+            found = search.beam(WIDTH).stages
+            if found is not None:
+                self._offer(found)
+        if self._best is None:
+            found = LeastPace(self.costs, self._clock.part(0.3 * self._clock.left_s)).any().stages
+            if found is not None:
+                self._offer(found)
 
     @property
     def _goal(self) -> float:

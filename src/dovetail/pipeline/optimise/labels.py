@@ -257,6 +257,17 @@ class Labels:
         return Beam(chain[::-1], self._best, lost)
 
 
+def limit_guides(chains: Chains) -> list[Guide]:
+    """Bounds on what is left of the cap and of the limit on devices."""
+    guides = []
+    for r in (-2, -1):
+        if np.isfinite(chains.limits[r]):
+            prices = np.zeros(len(chains.limits))
+            prices[r] = 1.0 / chains.limits[r]
+            guides.append(Guide(chains.finite.relax(prices), False))
+    return guides
+
+
 def _more(link: Floats) -> Floats:
     """At most how much more it costs to go on from one option than from another, whatever comes next."""
     apart = link[:, None, :] - np.where(np.isfinite(link), link, -inf)[None, :, :]

@@ -1,18 +1,19 @@
-"""The best prices for resources: those whose bound on the cost of every allowed chain is highest, by cutting planes.
+"""The best prices for resources: those whose bound on the cost of every allowed chain is highest.
 
 Each chain that is cheapest at some prices cuts off prices that would promise more than it costs (Kelley). The linear
-programme of these cuts has a column per resource and stays warm.
+programme of these cuts has a column per resource and stays warm. Among many resources that takes too many chains:
+there, prices go step by step along what the cheapest chain takes (subgradients, with Polyak's length).
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from math import inf
 from typing import NamedTuple
 
 import numpy as np
 
-from dovetail.pipeline.optimise.chains import Chains, Relaxed
+from dovetail.pipeline.optimise.chains import Chains, Relaxed, unlike
 from dovetail.pipeline.optimise.clock import SearchClock
 from dovetail.pipeline.optimise.stages import Stages
 from dovetail.pipeline.optimise.tables import Floats
@@ -20,7 +21,57 @@ from dovetail.solve import LinearProgram
 
 BROKEN = 1e-9  # a bound on how far limits are exceeded, above which they are
 _KEPT = 3  # of the best prices, for bounds on chains that are half made
+_STEPS = 8  # for each round of cutting planes
+_STEP = 0.05  # of the cost of a chain: how far above the best bound a step aims
+_STALE = 8  # steps without a better bound, after which they become shorter
+_SHORTER, _SHORTEST = 0.7, 0.01
 _MOST_PRICE = 1000.0  # of all that there is of a resource, in units of the cost of a chain
+
+
+def climb(
+    best: Relaxed,
+    chains: Chains,
+    look: Callable[[Floats], Relaxed],
+    aim: Callable[[float], float],
+    done: Callable[[], bool],
+    steps: int,
+    whole: bool = False,
+) -> Relaxed:
+    """Better prices than these, by steps that aim at a value, until they hardly change any more; with `whole` all that
+    there is of all resources stays worth 1."""
+    limits = chains.limits[chains.priced]
+    found, length, stale = best, 1.0, 0
+    for _ in range(steps):
+        if done() or length < _SHORTEST or not found.chain:
+            break
+        towards = chains.figures(found.chain)[1][chains.priced] / limits - 1.0
+        worth = found.prices[chains.priced] * limits
+        if whole:
+            towards -= towards.mean()
+        else:
+            towards[(worth == 0.0) & (towards < 0.0)] = 0.0
+        if not towards.any():
+            break
+        worth = worth + length * max(aim(best.value) - found.value, 0.0) / (towards @ towards) * towards
+        prices = np.zeros(len(chains.limits))
+        prices[chains.priced] = (_on_simplex(worth) if whole else np.maximum(worth, 0.0)) / limits
+        found = look(prices)
+        if found.value > best.value + 1e-7 * abs(best.value):
+            best, stale = found, 0
+        elif (stale := stale + 1) > _STALE:
+            found, length, stale = best, length * _SHORTER, 0
+    return best
+
+
+def _on_simplex(point: Floats) -> Floats:
+    """The nearest point whose parts are not below 0 and add up to 1.
+
+    >>> _on_simplex(np.array([0.9, 0.5, -1.0]))
+    array([0.7, 0.3, 0. ])
+    """
+    falling = np.sort(point)[::-1]
+    over = (np.cumsum(falling) - 1.0) / np.arange(1, len(point) + 1)
+    return np.asarray(np.maximum(point - over[np.nonzero(falling > over)[0][-1]], 0.0))
 
 
 class PricedChain(NamedTuple):
@@ -103,9 +154,17 @@ class ResourcePrices:
     def improve(self, clock: SearchClock, rounds: int, enough: float = inf, below: float = -inf) -> None:
         """Raise the bound until it is enough or can rise no more, or until an allowed chain is met that costs less than
         `below`."""
-        for turn in range(rounds):
+
+        def done() -> bool:
             met = self.best is not None and self.best[0] < below
-            if self.bound >= enough or clock.over or met or not self.met:
+            return self.bound >= enough or clock.over or met or not self.met
+
+        if unlike(self.chains.counts) and self.kept:
+            unit = _STEP * (abs(self.met[0].cost) if self.met else 1.0)
+            climb(self.kept[0], self.chains, self.look, lambda value: min(value + unit, enough), done, _STEPS * rounds)
+            return
+        for turn in range(rounds):
+            if done():
                 return
             lp = self._program()
             if lp.solve().status != "optimal":

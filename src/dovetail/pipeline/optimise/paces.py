@@ -10,18 +10,22 @@ from math import inf
 
 import numpy as np
 
-from dovetail.pipeline.optimise.chains import LIMIT, Chains, Relaxed
+from dovetail.pipeline.optimise.chains import LIMIT, Chains, Relaxed, unlike
 from dovetail.pipeline.optimise.cheapest import BoundedChain, CheapestChain
 from dovetail.pipeline.optimise.clock import SearchClock
 from dovetail.pipeline.optimise.costs import Costs
 from dovetail.pipeline.optimise.multipliers import BROKEN, ResourcePrices
-from dovetail.pipeline.optimise.neighbours import UNLIKE, Polish
+from dovetail.pipeline.optimise.scarcity import Scarcity
 from dovetail.pipeline.optimise.stages import Stages
 from dovetail.pipeline.optimise.tables import Floats
 
 _FIRST = 30  # width of the beams that look for a first plan
 _STEPS = (1.0, 1.01, 1.03, 1.06, 1.1, 1.2, 1.4, 2.0, 4.0, 16.0)  # above the bound, where a first plan is looked for
 _ROUNDS = 25
+_WIDTH = 60  # of the beams that first bisect
+_NEAR = (
+    0.12  # unlike devices: how near bound and plan come, in units of the pace over the width, before beams get wider
+)
 _FEW = 60  # width of the beam that looks for fewer devices: what it finds depends on no clock
 
 
@@ -33,6 +37,7 @@ class LeastPace:
         self._clock = clock
         self._tariff, self._latency = costs.tariff("throughput"), costs.tariff("latency")
         self._paces = costs.paces
+        self._unlike = unlike(costs.tables.counts)
         self._low = 0  # all paces before this one are ruled out
         self._high = len(self._paces)  # the pace of the best chain
         self._best: Stages | None = None
@@ -42,18 +47,15 @@ class LeastPace:
     def run(self) -> BoundedChain:
         """The least pace and a chain of it, as far as time allows."""
         self._least_latency()
-        unlike = len(self.costs.tables.counts) >= UNLIKE
-        if unlike:
-            self._polish()
         self.rule_out()
-        if self._best is None or not unlike:
-            self._first_plan()
+        self._first_plan()
         if self._best is None:
             return BoundedChain(None, inf, inf if self._low >= len(self._paces) else float(self._paces[self._low]))
-        self._bisect(0)
-        width = 60
+        if not self._unlike:
+            self._bisect(0)
+        width = _WIDTH
         while self._low < self._high and not self._clock.over:
-            self._bisect(width)
+            self._bisect(width, 1 + _NEAR / width if self._unlike else 1.0)
             width *= 4
         best = float(self._paces[self._high])
         self._clock.tell(best, float(self._paces[self._low]))
@@ -110,14 +112,6 @@ class LeastPace:
         cap_s = self.costs.constraints.latency_cap_s
         self._probe_latency(len(self._paces) - 1, inf if cap_s is None else cap_s * LIMIT, 0)
 
-    def _polish(self) -> None:
-        """Faster chains near the best one."""
-        if self._best is not None:
-            polish = Polish(self.costs, None, self._clock.part(0.3 * self._clock.left_s))
-            polish.offer(self._best)
-            polish.run()
-            self._accept(polish.best or self._best)
-
     def _first_plan(self) -> None:
         """A chain, at paces further and further above the bound."""
         last = len(self._paces) - 1
@@ -128,8 +122,6 @@ class LeastPace:
                 break
         if self._best is None:
             self._at_last()
-        if len(self.costs.tables.counts) >= UNLIKE:
-            self._polish()
 
     def _at_last(self) -> None:
         """A chain of any pace: only beams wide enough tell that there is none."""
@@ -137,11 +129,11 @@ class LeastPace:
         while self._low <= last and not self._clock.over and self._probe(last, width) is None:
             width *= 4
 
-    def _bisect(self, width: int) -> None:
-        """Halve what is left between what is ruled out and the best chain; what stays open counts as too fast for now
-        with a beam, and as possible without one."""
+    def _bisect(self, width: int, near: float = 1.0) -> None:
+        """Halve what is left between what is ruled out and the best chain, until they are so near; what stays open
+        counts as too fast for now with a beam, and as possible without one."""
         low, high = self._low, self._high
-        while low < high and not self._clock.over:
+        while low < high and self._paces[high] > near * self._paces[low] and not self._clock.over:
             middle = (low + high) // 2
             answer = self._probe(middle, width)
             if answer is None:
@@ -154,6 +146,8 @@ class LeastPace:
 
     def _probe(self, at: int, width: int) -> bool | None:
         """Whether a chain has this pace or less, None if that stays open; what is learned is kept."""
+        if self._unlike:
+            return self._probe_scarcity(at, width)
         if self.costs.constraints.latency_cap_s is not None:
             return self._probe_latency(at, self.costs.constraints.latency_cap_s * LIMIT, width)
         chains = self._chains(at)
@@ -171,6 +165,20 @@ class LeastPace:
         if not width:
             return None
         return self._probe_latency(at, inf, width, prices.kept[0])
+
+    def _probe_scarcity(self, at: int, width: int) -> bool | None:
+        """Whether chains of this pace can keep all limits, by what they compete for."""
+        scarcity = Scarcity(self._chains(at), self._prices)
+        scarcity.improve(self._clock)
+        if scarcity.met is not None:
+            return self._accept(scarcity.met)
+        if scarcity.broken:
+            return self._refuse(at)
+        self._prices = scarcity.best.prices
+        found = scarcity.beam(self._clock, width)
+        if found.chain is not None:
+            return self._accept(found.chain)
+        return self._refuse(at) if found.lost == inf else None
 
     def _probe_latency(self, at: int, cap_s: float, width: int, broken: Relaxed | None = None) -> bool | None:
         """Whether the least latency at this pace is within a cap: a low one guides to chains that keep all limits."""

@@ -13,7 +13,6 @@ from dovetail.pipeline.optimise.clock import SearchClock
 from dovetail.pipeline.optimise.costs import Costs
 from dovetail.pipeline.optimise.furthest import Prober, least_bottleneck
 from dovetail.pipeline.optimise.intervals import Intervals
-from dovetail.pipeline.optimise.neighbours import UNLIKE, Polish
 from dovetail.pipeline.optimise.paces import LeastPace
 from dovetail.pipeline.optimise.stages import Option
 from dovetail.pipeline.optimise.tables import Tables
@@ -48,15 +47,7 @@ class Search:
     def least(self, objective: Objective, pace_s: float = inf, max_devices: int | None = None) -> BoundedChain:
         """The least latency, or the fewest devices, of chains of at most this pace and so many devices."""
         tariff = self.costs.tariff(objective)
-        search = CheapestChain(self.costs.chains(tariff, 0.0, pace_s, max_devices), self.clock, tell=True)
-        if len(self.tables.counts) >= UNLIKE and max_devices is None:
-            search.price()
-            if search.answer.stages is not None and not search.answer.closed:
-                polish = Polish(self.costs, tariff, self.clock.part(0.3 * self.clock.left_s), pace_s)
-                polish.offer(search.answer.stages)
-                polish.run()
-                search.offer(polish.best or search.answer.stages)
-        return search.run()
+        return CheapestChain(self.costs.chains(tariff, 0.0, pace_s, max_devices), self.clock, tell=True).run()
 
     def throughput(self, clock: SearchClock | None = None) -> BoundedChain:
         """The least bottleneck."""

@@ -1,7 +1,7 @@
 """The level's own rules over a run: order, turns of devices, buffers, the hardware, and every microbatch once.
 
-They hold for simulations and for real runs. In a real run times are measured, and a microbatch that a change of plan
-interrupted is sent again as another job: its number counts, not its name.
+They hold for simulations and for real runs. In a real run times are measured, and only what they were to be is held to
+the plan; a microbatch that a change of plan interrupted is sent again as another job: its number counts, not its name.
 """
 
 from __future__ import annotations
@@ -22,7 +22,9 @@ from dovetail.core.files import explain
 from dovetail.core.findings import Findings, Report, check_bounds, close
 from dovetail.core.journal import Header, Reader
 from dovetail.core.metrics import recount
+from dovetail.core.tasks import TaskGraphRecord
 from dovetail.pipeline.bounds import makespan_s
+from dovetail.pipeline.check.plan import plan_faults, same
 from dovetail.pipeline.hardware import Carrier
 from dovetail.pipeline.plan import Plan
 from dovetail.pipeline.route import LINK, Route, connected_devices
@@ -37,8 +39,11 @@ CODES = core.CODES | {
     "lost": "a microbatch that was to be fed and never came out",
     "hardware": "a host that ran on something else than the header says",
     "name": "a device that is called otherwise than the plan and its route say",
+    "plan": "a plan in the header whose figures do not follow from its stages, or those not from its problem",
+    "route": "stations, lanes, types or facts in the header that are not those of its plan",
 }
 LIVE = "live"
+_MEASURED = "times were measured: they were not compared with the plan"
 
 
 class PipelineFacts(Struct):
@@ -46,6 +51,8 @@ class PipelineFacts(Struct):
     and in a real run what carries each host."""
 
     plan: Plan | None = None
+    model: str | None = None
+    asked: int | None = None
     devices: list[str] = []
     lanes: dict[str, list[int]] = {}
     hosts: dict[str, Carrier] = {}
@@ -91,6 +98,8 @@ class PipelineRules:
         self._buffers = None if self._live else _count(header, "buffers")
         self._open: dict[str, _Microbatch] = {}
         self._sizes: tuple[float, ...] = ()
+        self._first = header.graphs[0].name if header.graphs else ""  # of the header's plan; others come with theirs
+        self._planned_s: tuple[float, ...] | None = None
         self._last: dict[tuple[str, str, int], int] = {}  # number that started last, by graph, task and device
         self._waiting: dict[tuple[str, int], int] = {}  # how many wait, by graph and task
         self._fed: set[int] = set()
@@ -108,6 +117,7 @@ class PipelineRules:
             Decided: self._decided,
         }
         self._check_devices()
+        self._check_plan(header)
 
     def step(self, n: int, t: float, events: Sequence[Any]) -> None:
         for event in events:
@@ -130,6 +140,14 @@ class PipelineRules:
             self._fed.add(number)
             self._sizes = event.sizes
             self._open[event.job] = _Microbatch(number, event.of, event.sizes)
+            if event.of == self._first and self._planned_s is not None:
+                self._check_seconds(event.job, event.sizes, self._planned_s)
+
+    def _check_seconds(self, job: str, found: tuple[float, ...], expected: tuple[float, ...]) -> None:
+        for i, (took_s, planned_s) in enumerate(zip_longest(found, expected)):
+            if not same(took_s, planned_s):
+                self._faults.add("seconds", f"{job}, station {i + 1}", f"found {took_s} s, the plan says {planned_s} s")
+                return
 
     def _started(self, start: Start) -> None:
         sent = self._open.get(start.job)
@@ -149,7 +167,7 @@ class PipelineRules:
             expected = lanes[(sent.number - 1) % len(lanes)]
             if start.devices != (expected,):
                 self._faults.add("turn", who, f"found device {list(start.devices)}, expected {expected}")
-        if not self._live and i < len(sent.sizes) and not close(start.run_s, sent.sizes[i]):
+        if i < len(sent.sizes) and not same(start.run_s, sent.sizes[i]):
             self._faults.add("seconds", who, f"found {start.run_s} s, expected {sent.sizes[i]} s")
 
     def _finished(self, event: Finished) -> None:
@@ -197,6 +215,32 @@ class PipelineRules:
         for i, (found, expected) in enumerate(zip_longest(self._facts.devices, route.devices)):
             if found != expected:
                 self._faults.add("name", f"device {i}", f"found {found!r}, expected {expected!r}")
+
+    def _check_plan(self, header: Header) -> None:
+        """The plan's own figures, and what the header says besides that follows from it."""
+        plan = self._facts.plan
+        if plan is None:
+            return
+        for where, message in plan_faults(plan):
+            self._faults.add("plan", where, message)
+        if not plan.stages or len(set(plan.hosts)) < len(plan.hosts):
+            return  # no route leads through such stages
+        carried = {host: carrier.type for host, carrier in self._facts.hosts.items()}
+        route = Route.connected(plan, carried) if self._live else Route.planned(plan)
+        self._planned_s = route.seconds
+        graph = route.graph(self._first)
+        lanes = {station.name: turns for station, turns in zip(route.stations, route.lanes, strict=True)}
+        asked = header.options.get("microbatches")
+        for name, found, expected in (
+            ("graphs", header.graphs[0] if header.graphs else None, TaskGraphRecord.of(graph)),
+            ("facts.lanes", self._facts.lanes, lanes),
+            ("pool", self._types, [device.type for device in route.pool.devices]),
+            ("policy", header.policy, plan.method),
+            ("facts.model", self._facts.model, plan.model),
+            ("facts.asked", self._facts.asked, asked),
+        ):
+            if found != expected:
+                self._faults.add("route", name, f"found {found}, expected {expected}")
 
     def _observed(self, event: Observed) -> None:
         try:
@@ -283,7 +327,7 @@ def check_journal(path: Path) -> Report:
     counted = recount(figures)
     if (least_s := rules.least_s() or facts.bound_makespan_s) is not None:
         counted["bound_makespan_s"] = least_s
-    notes = ["times were measured: they were not compared with the plan", *_carried(facts)] if live else []
+    notes = [_MEASURED, *_carried(facts)] if live else []
     if rules.ended_early:
         notes.append(f"the run ended early: {rules.ended_early}")
     return Report.of(str(path), "journal", faults, notes, counted)
