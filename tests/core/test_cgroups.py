@@ -35,7 +35,8 @@ def groups(tmp_path: Path, version: int) -> Groups:
                 (parent / "program" / file).write_text("max")
     found = Groups(parents, "program")
     entrances = found.make([3, 0, 1], memory_mib=2)
-    assert entrances == tuple(str(parent / "program" / "cgroup.procs") for parent in parents.values())
+    entrance = "cgroup.procs" if version == 2 else "tasks"
+    assert entrances == tuple(str(parent / "program" / entrance) for parent in parents.values())
     return found
 
 

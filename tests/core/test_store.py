@@ -62,21 +62,6 @@ def test_changes_made_together_are_kept_together(tmp_path: Path) -> None:
         assert list(store.things("program", dict, dict)) == []
 
 
-def test_who_does_not_wait_for_the_disk_leaves_the_others_waiting(tmp_path: Path) -> None:
-    def waits(store: Store) -> bool:
-        return bool(store._db.execute("pragma synchronous").fetchone()[0] == 2)
-
-    with Store(tmp_path / "state.db") as store:
-        with store.together(waits=False):
-            assert not waits(store)
-            store.put("thing", "a", 1)
-        assert waits(store)
-        with pytest.raises(ZeroDivisionError), store.together(waits=False):
-            store.put("thing", "b", 1 // 0)
-        assert waits(store)
-        assert [name for name, _, _ in store.things("thing", int, int)] == ["a"]
-
-
 def test_a_step_is_kept_once(tmp_path: Path) -> None:
     with Store(tmp_path / "state.db") as store:
         store.step(1, 0.0, [WakeAt(1.0)])

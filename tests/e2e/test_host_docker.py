@@ -28,7 +28,10 @@ from tests.leftovers import MARK
 docker = pytest.importorskip("docker")
 
 # The SDK leaves streams that it has read to the end to the garbage collector.
-pytestmark = pytest.mark.filterwarnings("ignore::ResourceWarning", "ignore::pytest.PytestUnraisableExceptionWarning")
+pytestmark = [
+    pytest.mark.xdist_group("docker"),  # one engine for all
+    pytest.mark.filterwarnings("ignore::ResourceWarning", "ignore::pytest.PytestUnraisableExceptionWarning"),
+]
 
 IMAGE = "dovetail-test:1"
 

@@ -46,7 +46,7 @@ def make() -> Iterator[Make]:
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
     """Longer than a socket's address may be."""
-    return tmp_path / ("long" * 40)
+    return tmp_path / ("long" * 40) / "control"
 
 
 def test_outside_of_a_run_it_does_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -56,7 +56,7 @@ def test_outside_of_a_run_it_does_nothing(monkeypatch: pytest.MonkeyPatch) -> No
 
 
 def test_a_target_is_taken_up_at_the_next_step_and_acknowledged(control: Control, folder: Path, make: Make) -> None:
-    control.open("a", folder)
+    control.open("a", str(folder.parent))
     applied: list[int] = []
     program = make(folder, applied.append)
     control.tell("a", [0, 1])
@@ -78,27 +78,50 @@ def test_a_target_is_taken_up_at_the_next_step_and_acknowledged(control: Control
 
 
 def test_without_an_agent_nobody_waits(control: Control, folder: Path) -> None:
-    control.open("a", folder)
+    control.open("a", str(folder.parent))
     assert not control.wait("a", control.tell("a", [0]), 1000)
 
 
 def test_one_that_does_not_step_holds_nobody_up_for_long(control: Control, folder: Path, make: Make) -> None:
-    control.open("a", folder)
+    control.open("a", str(folder.parent))
     program = make(folder)
     program.step()
     until(lambda: (line := control.line("a")) is not None and line.hello is not None)
     assert not control.wait("a", control.tell("a", [0]), 0.05)
 
 
-def test_a_restarted_daemon_counts_on_and_hears_what_was_reached(control: Control, folder: Path, make: Make) -> None:
-    control.open("a", folder)
-    program = make(folder)
-    gen = control.tell("a", [0, 1])
-    program.step()
-    control.close("a")
-    second = Control()
+def test_the_folder_of_one_that_has_ended_is_anothers(control: Control, folder: Path, make: Make) -> None:
+    first, second = folder.parent, folder.parent.with_name("second")
+    control.open("a", str(first))
+    control.tell("a", [0, 1])
+    make(folder).step()
+    until(lambda: (line := control.line("a")) is not None and line.hello is not None)
+    (first / "claim").write_text("who ran it")
+    control.close("a", reuse=True)
+    assert not first.exists()
+    control.open("b", str(second))
+    gen = control.tell("b", [1])
+    assert [path.name for path in second.iterdir()] == ["control"]
+    line = control.line("b")
+    assert line is not None
+    assert (line.hello, line.acknowledged) == (None, 0)
+    assert make(second / "control").step() == 1
+    until(lambda: line.acknowledged == gen)
+    (second / "control" / "its own").write_text("left behind")
+    control.close("b", reuse=True)
+    control.open("c", str(first))
+    assert not (first / "control" / "its own").exists()
+
+
+def test_a_restarted_daemon_counts_on_and_hears_what_was_reached(folder: Path, make: Make) -> None:
+    first, second = Control(), Control()
     try:
-        second.open("a", folder)
+        first.open("a", str(folder.parent))
+        program = make(folder)
+        gen = first.tell("a", [0, 1])
+        program.step()
+        first.close_all()
+        second.open("a", str(folder.parent))
         newer = second.tell("a", [0])
         assert newer > gen
 
@@ -113,8 +136,25 @@ def test_a_restarted_daemon_counts_on_and_hears_what_was_reached(control: Contro
         second.close_all()
 
 
+def test_numpy_is_left_alone_where_it_began_with_as_many_threads(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What changes them takes longer to load than many a program to start."""
+    asked: list[int] = []
+    limits = types.SimpleNamespace(threadpool_limits=asked.append)
+    monkeypatch.setattr("dovetail.host.agent.importlib.import_module", lambda name: limits)
+    monkeypatch.setitem(sys.modules, "numpy", types.ModuleType("numpy"))
+    monkeypatch.delitem(sys.modules, "threadpoolctl", raising=False)
+    for name in agent.NUMPY_THREADS:
+        monkeypatch.setenv(name, "2")
+    agent.set_numpy(2)
+    assert asked == []
+    agent.set_numpy(1)
+    monkeypatch.setitem(sys.modules, "threadpoolctl", types.ModuleType("threadpoolctl"))
+    agent.set_numpy(2)
+    assert asked == [1, 2]
+
+
 def test_an_old_target_is_not_taken_up_again(folder: Path, make: Make) -> None:
-    folder.mkdir()
+    folder.mkdir(parents=True)
     applied: list[int] = []
     program = make(folder, applied.append)
     for gen, cores in ((2, 2), (1, 1), (2, 4)):
@@ -126,7 +166,7 @@ def test_an_old_target_is_not_taken_up_again(folder: Path, make: Make) -> None:
 
 
 def test_nonsense_on_the_socket_drops_the_line_only(control: Control, folder: Path, make: Make) -> None:
-    control.open("a", folder)
+    control.open("a", str(folder.parent))
     with socket.socket(socket.AF_UNIX) as line:
         agent.connect(line, str(folder))
         line.sendall(b"nonsense\n")
@@ -138,7 +178,7 @@ def test_nonsense_on_the_socket_drops_the_line_only(control: Control, folder: Pa
 
 
 def test_the_target_file_says_it_all(control: Control, folder: Path) -> None:
-    control.open("a", folder)
+    control.open("a", str(folder.parent))
     control.tell("a", [0, 3], within_s=5)
     target = msgspec.json.decode((folder / TARGET_FILE).read_bytes(), type=CoreTarget)
     assert (target.gen, target.cores, target.cpus, target.intra) == (1, 2, (0, 3), 2)

@@ -255,9 +255,11 @@ def test_a_rigid_program_cannot_be_resized_once_it_runs(daemon: Daemon) -> None:
 
 
 def test_nothing_of_an_ended_attempt_is_left_in_the_folder(daemon: Daemon) -> None:
-    jobs = daemon.submit("true", array=3)
+    jobs, runs = daemon.submit("true", array=3), daemon.folder / "runs"
     daemon.wait()
-    until(lambda: not list((daemon.folder / "runs").iterdir()))
+    left = {"control", "agent.sock", "target.json"}  # which the next program gets
+    until(lambda: not list(runs.glob(f"{jobs[0].partition('.')[0]}.*")))
+    until(lambda: {path.name for path in runs.glob("*/**/*")} == left)
     daemon.kill()
     (daemon.folder / "runs" / f"{jobs[0]}-1").mkdir()  # as if it had been killed before it was removed
     daemon.up()

@@ -120,7 +120,78 @@ def test_the_parent_of_a_program_holds_nothing_that_the_daemon_writes_to(shop: W
     launch = shop.start("a", "sleep", "1000")
     with open(f"{launch.folder}/claim", "rb") as file:
         parent = msgspec.json.decode(file.read())["pid"]
-    assert [os.readlink(f"/proc/{parent}/fd/{number}") for number in (0, 1, 2)] == [os.devnull] * 3
+    held = [os.readlink(f"/proc/{parent}/fd/{number}") for number in (0, 1, 2)]
+    assert held[::2] == [os.devnull] * 2
+    assert held[1] not in [os.readlink(f"/proc/self/fd/{number}") for number in (0, 1, 2)]
+    assert held[1].startswith("pipe:")  # its own line to the executor
+
+
+def test_who_need_not_wait_is_told_when_it_runs_and_then_of_its_end(shop: Workshop) -> None:
+    told: queue.Queue[object] = queue.Queue()
+    shop.executor._ended = lambda run, end: told.put(end.code)
+    for run in ("a", "b"):
+        assert shop.executor.start_soon(shop.launch(run, "sh", "-c", "echo once; exit 3"), told.put)
+        assert [told.get(timeout=PATIENCE_S) for _ in range(2)] == [True, 3]
+        assert shop.log(run) == "once\n"
+
+
+def test_who_need_not_wait_is_told_if_nobody_can_start_it(shop: Workshop) -> None:
+    shop.start("a", "true")
+    assert shop.end().good
+    spawner = shop.executor._spawner._process
+    assert spawner is not None
+    spawner.send_signal(signal.SIGSTOP)
+    told: queue.Queue[bool] = queue.Queue()
+    launch = shop.launch("b", "sh", "-c", "echo once")
+    shop.executor.start_soon(launch, told.put)
+    shop.executor.replace_stuck()
+    assert told.empty()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("dovetail.host.live.executors.spawner._STUCK_LIMIT_S", 0.0)
+        shop.executor.replace_stuck()
+    assert told.get(timeout=PATIENCE_S) is False
+
+    def starts() -> bool:
+        try:
+            shop.executor.start(launch)
+        except NotNowError:  # who is asked may still be the one that was killed
+            return False
+        return True
+
+    until(starts)
+    assert shop.end().good
+    assert shop.log("b") == "once\n"
+
+
+def test_the_groups_of_one_that_has_ended_are_anothers(shop: Workshop) -> None:
+    """With its own processors, and counted from nothing; but not if they limited or froze somebody."""
+    if "cpuset" not in (shop.executor._parents or {}):
+        pytest.skip("without control groups of version 1")
+    cpus = sorted(os.sched_getaffinity(0))
+    busy = "import time\nwhile time.process_time() < 0.2: pass"
+    first = shop.start("a", sys.executable, "-c", busy, cpus=tuple(cpus))
+    assert shop.end().good
+    (vacant,) = shop.executor._vacant
+    shop.executor.clean(first)
+    assert vacant.exist()
+    vacant.freeze(True)  # a pause that comes too late
+    second = shop.start("b", "sleep", "1000", cpus=(cpus[-1],))
+    groups = shop.executor._runs["b"].groups
+    assert groups is not None
+    assert shop.executor.find(second).state == "running"
+    assert shop.executor.find(second).cpus == {cpus[-1]}
+    with pytest.raises(FileNotFoundError):  # whoever still means the first one does nothing to the second
+        vacant.set_cpus(cpus)
+    with pytest.raises(FileNotFoundError):
+        vacant.freeze(True)
+    assert groups.cpu_s() < 0.2
+    assert len(groups.processes()) == 1
+    shop.executor.pause("b")
+    shop.executor.stop("b", 0.0)
+    shop.end()
+    assert shop.executor._vacant == []
+    shop.executor.clean(second)
+    assert not groups.exist()
 
 
 def test_who_starts_programs_may_be_killed_and_they_run_on(shop: Workshop) -> None:

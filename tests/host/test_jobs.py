@@ -84,6 +84,13 @@ def test_the_combinations_are_the_product(matrix: dict[str, list[int]]) -> None:
         ([{"name": "a", "after": ["bb"]}, {"name": "b"}], "a: after: there is no job bb"),
         ([{"name": "a", "after": ["b"]}, {"name": "b", "after_any": ["a"]}], "a, b wait for each other"),
         ([{"name": "a", "command": "echo 'x"}], "jobs.0.command: found .*expected words as a shell reads them"),
+        ([{"name": "a", "work": -5}], "jobs.0.work: found -5.0, expected core-seconds"),
+        ([{"name": "a"}, {"name": "b", "cores": 0}], "jobs.1.cores: found 0, expected 1 or more"),
+        ([{"name": "a", "least": 2}], "jobs.0.least: found 2, expected 1 to the cores asked for"),
+        ([{"name": "a", "delay": "soon"}], "jobs.0: delay: found 'soon', expected seconds"),
+        ([{"name": "a", "gpu_mem": "20g"}], "jobs.0.gpu_mem: found 20480, expected --gpus beside it"),
+        ([{"name": "a", "parallel": 2}], "jobs.0.parallel: found 2, expected a group"),
+        ([{"name": "a", "curve": "steep"}], "jobs.0.curve: curve 'steep': expected linear"),
         ([], "expected at least one job"),
         ([{"name": "a", "matrix": {c: list(range(100)) for c in "xyz"}}], "found 1000000 combinations"),
     ],
@@ -98,6 +105,13 @@ def test_a_broken_toml_file_is_named_with_its_line(tmp_path: Path, capsys: pytes
     path.write_text("[defaults]\ncores = \n")
     assert main(["host", "submit-jobs", str(path), "--dry-run"]) == 2
     assert f"{path}:2: not TOML: " in capsys.readouterr().err
+
+
+def test_work_that_no_program_has_is_named_with_its_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "sweep.yaml"
+    path.write_text("jobs:\n  - name: a\n    command: x\n    work: -5\n")
+    assert main(["host", "simulate", "--requests", str(path)]) == 2
+    assert f"{path}:4: jobs.0.work: found -5.0, expected core-seconds" in capsys.readouterr().err
 
 
 def test_a_dry_run_prints_the_commands(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

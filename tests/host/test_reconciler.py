@@ -6,7 +6,7 @@ import errno
 import random
 import threading
 import time
-from collections.abc import Collection, Container, Iterator, Sequence
+from collections.abc import Callable, Collection, Container, Iterator, Sequence
 from contextlib import closing
 from pathlib import Path
 
@@ -14,13 +14,15 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from dovetail.core.errors import InputError
 from dovetail.core.events import Failed, Finished, Pause, Resize, Resume, Start, Stimulus, Stop
-from dovetail.core.inbox import Inbox
 from dovetail.core.service.store import Store
 from dovetail.host.live.book import Ends, ProgramBook
 from dovetail.host.live.control import Control
 from dovetail.host.live.executors import ExecutorError, Exit, FoundAttempt, NotNowError, ProgramLaunch, Usage
 from dovetail.host.live.executors.table import ExecutorTable
+from dovetail.host.live.loop_inbox import LoopInbox
+from dovetail.host.live.past_keys import put_aside
 from dovetail.host.live.reconciler import Reconciler
 from dovetail.host.live.setup import HostSetup
 from dovetail.host.live.specs import Spec
@@ -63,6 +65,12 @@ class Memory:
     def start(self, launch: ProgramLaunch) -> None:
         self._do(launch.run, "running", launch.cpus)
         self.starts.append(launch.run)
+
+    def start_soon(self, launch: ProgramLaunch, started: Callable[[bool], None]) -> bool:
+        return False
+
+    def replace_stuck(self) -> None:
+        pass
 
     def find(self, launch: ProgramLaunch) -> FoundAttempt:
         state = self.states.get(launch.run, "absent")
@@ -111,7 +119,7 @@ class Bench:
 
     def __init__(self, folder: Path, executor: Memory) -> None:
         self.folder, self.executor = folder / "runs", executor
-        self.inbox = Inbox()
+        self.inbox = LoopInbox()
         self.control = Control()
         self.store = Store(folder / "state.db")
         self.book = ProgramBook(folder, self.store)
@@ -128,6 +136,7 @@ class Bench:
         self.reconciler.close()
         self.control.close_all()
         self.store.close()
+        self.inbox.release()
 
 
 @pytest.fixture
@@ -272,10 +281,12 @@ def test_what_is_left_goes_only_when_the_end_is_kept(bench: Bench) -> None:
     bench.reconciler.kept("b")
     bench.reconciler.carry([bench.start("b", 0)], 0.0)
     until(lambda: _there(bench, "b", "running", 0))
+    bench.reconciler.clean()
     assert not cleaned
     assert (bench.folder / "a-1").is_dir()
     bench.reconciler.kept("a")
-    until(lambda: not (bench.folder / "a-1").exists())
+    bench.reconciler.clean()
+    assert not (bench.folder / "a-1").exists()
     assert cleaned == ["a-1"]
 
 
@@ -295,6 +306,24 @@ def test_an_engine_that_does_not_answer_holds_nobody_else_up(bench: Bench) -> No
     until(lambda: (stuck := bench.reconciler.attempt("stuck0")) is not None and stuck.trouble == "no answer")
     bench.reconciler.carry([bench.start("a", 0)], 0.0)
     until(lambda: _there(bench, "a", "running", 0))
+
+
+def test_a_key_means_the_same_when_programs_are_put_aside(tmp_path: Path) -> None:
+    spec, other = (Spec(command=(word,), key="night", cwd=str(tmp_path)) for word in ("true", "false"))
+    with closing(Store(tmp_path / "state.db")) as store:
+        ProgramBook(tmp_path, store).add([spec], array=2)
+        for _ in range(2):
+            put_aside(store)
+            book = ProgramBook(tmp_path, store)
+            assert (list(book.specs), book.same("night", [spec], 2)) == ([], ["1.0", "1.1"])
+            for wrong, array in ((other, 2), (spec, 3)):
+                with pytest.raises(InputError, match="key night: "):
+                    book.same("night", [wrong], array)
+            for number in ("1", "1.0"):
+                with pytest.raises(InputError, match=f"program {number} has ended, and was put aside"):
+                    book.named(number)
+        book.forget_past_keys()
+        assert ProgramBook(tmp_path, store).same("night", [other]) == []
 
 
 def test_a_key_is_gone_with_the_first_of_its_programs_also_after_a_restart(tmp_path: Path) -> None:

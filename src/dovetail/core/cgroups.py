@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Container, Sequence
+from collections.abc import Callable, Container, Iterable, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Literal
@@ -18,8 +18,8 @@ from dovetail.core.resources import devices_text
 
 ROOT = Path("/sys/fs/cgroup")
 _NEEDED = ("cpuset", "freezer", "cpuacct")
-_SHARES = ("cpu", "blkio")  # groups that are made for those alone who have a limit there
-_NOWHERE = Path("/nonexistent")
+_LIMITS = ("memory", "cpu", "blkio")  # groups that are made for those alone who have a limit there
+_NOWHERE = "/nonexistent"
 _FREEZE_LIMIT_S = 5.0
 PERIOD_US = 20_000  # of a share: short, so that a process runs evenly slower and not in bursts
 
@@ -62,7 +62,7 @@ def groups_of(pid: int) -> Groups:
     if "cpuacct" not in own:
         return Groups({"": ROOT / own[""].parent}, own[""].name)
     groups = Groups({}, "")
-    groups._at = {name: ROOT / name / own[name] for name in _NEEDED}
+    groups._at = {name: str(ROOT / name / own[name]) for name in _NEEDED}
     return groups
 
 
@@ -70,11 +70,16 @@ class Groups:
     """The control groups of one program: one folder in version 2, one for each controller in version 1."""
 
     def __init__(self, parents: dict[str, Path], name: str) -> None:
-        self._at = {controller: parent / name for controller, parent in parents.items()}
+        self._at = {controller: f"{parent}/{name}" for controller, parent in parents.items()}
         self._version_2 = "" in parents
+        self._bound: str | None = None  # the processors that they were last given, if we have done that
+        self.renewable = False  # whether another program can have them: they limit nothing, and never froze anybody
 
     def _file(self, controller: str, name: str) -> Path:
-        return self._at.get("" if self._version_2 else controller, _NOWHERE) / name
+        return Path(self._path(controller, name))
+
+    def _path(self, controller: str, name: str) -> str:
+        return f"{self._at.get('' if self._version_2 else controller, _NOWHERE)}/{name}"
 
     def make(
         self,
@@ -83,21 +88,40 @@ class Groups:
         cpu_quota: float | None = None,
         io_weight: int | None = None,
     ) -> tuple[str, ...]:
-        """Make them; gives the files that a process writes itself into to enter. The quota is in cores' worth of time,
-        the weight from 1 to 10,000, where 100 is everybody's."""
-        limits = dict(zip(_SHARES, (cpu_quota, io_weight), strict=True))
+        """Make them; gives the files that a process of one thread writes a 0 into to enter. The quota is in cores'
+        worth of time, the weight from 1 to 10,000, where 100 is everybody's."""
+        limits = dict(zip(_LIMITS, (memory_mib, cpu_quota, io_weight), strict=True))
         made = [folder for controller, folder in self._at.items() if limits.get(controller, 0) is not None]
         for folder in made:
-            folder.mkdir(exist_ok=True)
+            Path(folder).mkdir(exist_ok=True)
         if not self._version_2:
-            memory = self._at["cpuset"].parent / "cpuset.mems"
+            memory = Path(self._at["cpuset"]).parent / "cpuset.mems"
             self._file("cpuset", "cpuset.mems").write_text(memory.read_text())
         self.set_cpus(cpus)
         limit = self._file("memory", "memory.max" if self._version_2 else "memory.limit_in_bytes")
         if memory_mib is not None and limit.exists():
             limit.write_text(str(memory_mib << 20))
         self._share(cpu_quota, io_weight)
-        return tuple(str(folder / "cgroup.procs") for folder in made)
+        self.renewable = not self._version_2 and not any(limits.values())
+        return self._entries(made)
+
+    def _entries(self, made: Iterable[str]) -> tuple[str, ...]:
+        """In version 1 a thread that moves itself alone does not wait until all processors have taken note."""
+        return tuple(f"{folder}/{'cgroup.procs' if self._version_2 else 'tasks'}" for folder in made)
+
+    def renewed(self, name: str, cpus: Sequence[int]) -> tuple[Groups, tuple[str, ...]]:
+        """They for another program, nobody being inside: that costs a tenth of making and removing some. These here are
+        gone then, so that who still means to pause or to bind the program that had them finds nothing."""
+        groups = Groups({}, "")
+        groups._at = {controller: f"{folder.rpartition('/')[0]}/{name}" for controller, folder in self._at.items()}
+        groups._bound, groups.renewable = self._bound, True
+        for controller in _NEEDED:
+            os.rename(self._at[controller], groups._at[controller])
+        _write(groups._path("freezer", "freezer.state"), "THAWED")  # a pause may have come too late
+        _write(groups._path("cpuacct", "cpuacct.usage"), "0")
+        if cpu_list(cpus) != groups._bound:
+            groups.set_cpus(cpus)
+        return groups, groups._entries(groups._at[controller] for controller in _NEEDED)
 
     def _share(self, cpu_quota: float | None, io_weight: int | None) -> None:
         quota_us = None if cpu_quota is None else max(int(cpu_quota * PERIOD_US), 1000)
@@ -109,7 +133,8 @@ class Groups:
         if io_weight is not None and self._version_2:
             self._file("", "io.weight").write_text(f"default {io_weight}")
         elif io_weight is not None:  # version 1 has weights from 10 to 1,000, where 500 is everybody's
-            found = _weight_file(self._at["blkio"]) or self._at["blkio"] / "blkio.weight"
+            blkio = Path(self._at["blkio"])
+            found = _weight_file(blkio) or blkio / "blkio.weight"
             found.write_text(str(min(max(5 * io_weight, 10), 1000)))
 
     def peak_mib(self) -> float:
@@ -120,7 +145,7 @@ class Groups:
         return 0.0
 
     def exist(self) -> bool:
-        return all(folder.is_dir() for controller, folder in self._at.items() if controller in ("", *_NEEDED))
+        return all(os.path.isdir(folder) for controller, folder in self._at.items() if controller in ("", *_NEEDED))
 
     def lacked_memory(self) -> bool:
         """Whether the kernel had to end something because of the limit."""
@@ -131,13 +156,15 @@ class Groups:
         return False
 
     def set_cpus(self, cpus: Sequence[int]) -> None:
-        self._file("cpuset", "cpuset.cpus").write_text(cpu_list(cpus))
+        self._bound = cpu_list(cpus)
+        _write(self._path("cpuset", "cpuset.cpus"), self._bound)
 
     def cpus(self) -> frozenset[int]:
         return parse_cpus(self._file("cpuset", "cpuset.cpus").read_text())
 
     def freeze(self, frozen: bool) -> None:
         """Freeze or thaw, and wait until it is so."""
+        self.renewable = self.renewable and not frozen
         if self._version_2:
             self._file("", "cgroup.freeze").write_text("01"[frozen])
         else:
@@ -156,13 +183,19 @@ class Groups:
         return int(self._file("cpuacct", "cpuacct.usage").read_text()) / 1e9
 
     def processes(self) -> list[int]:
-        return [int(pid) for pid in self._file("freezer", "cgroup.procs").read_text().split()]
+        with open(self._path("freezer", "cgroup.procs"), "rb", buffering=0) as file:
+            return [int(pid) for pid in file.readall().split()]
 
     def remove(self) -> None:
         for folder in self._at.values():
             with suppress(FileNotFoundError):
                 # A process that has just ended is still counted for a moment.
-                _until(lambda folder=folder: _removed(folder), "leave its control group")  # type: ignore[misc]
+                _until(lambda folder=folder: _removed(Path(folder)), "leave its control group")  # type: ignore[misc]
+
+
+def _write(path: str, text: str) -> None:
+    with open(path, "wb", buffering=0) as file:
+        file.write(text.encode())
 
 
 def _removed(folder: Path) -> bool:
@@ -207,11 +240,7 @@ def _version_1(name: str, root: Path, own: dict[str, Path]) -> dict[str, Path]:
                 (folder / file).write_text((above / file).read_text())
         if not os.access(folder / "cgroup.procs", os.W_OK):
             raise PermissionError(folder)
-    with suppress(OSError, KeyError):
-        memory = root / "memory" / own["memory"] / name
-        memory.mkdir(exist_ok=True)
-        parents["memory"] = memory
-    for controller in _SHARES:
+    for controller in _LIMITS:
         with suppress(OSError, KeyError):
             folder = root / controller / own[controller] / name
             folder.mkdir(exist_ok=True)

@@ -30,6 +30,8 @@ PROGRAM = "DOVETAIL_PROGRAM"
 TARGET_FILE = "target.json"
 SOCKET_FILE = "agent.sock"
 
+NUMPY_THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
+
 _PROGRESS_EVERY_S = 1.0
 _FIRST_RETRY_S, _LAST_RETRY_S = 0.1, 5.0
 
@@ -42,8 +44,10 @@ def set_torch(cores: int) -> None:
 
 
 def set_numpy(cores: int) -> None:
-    """The libraries below NumPy, by threadpoolctl where it is installed."""
-    if "numpy" not in sys.modules:
+    """The libraries below NumPy, by threadpoolctl where it is installed. That takes a while to load, which is not done
+    for a number that they began with."""
+    began = {os.environ.get(name) for name in NUMPY_THREADS}
+    if "numpy" not in sys.modules or ("threadpoolctl" not in sys.modules and began == {str(cores)}):
         return
     with suppress(ImportError):
         importlib.import_module("threadpoolctl").threadpool_limits(cores)

@@ -6,11 +6,12 @@ import shlex
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from cyclopts import Parameter
 
 from dovetail.cli.common import Flag, Pairs
+from dovetail.cli.complete import HOST_PROGRAMS
 from dovetail.cli.verbs import check_command
 from dovetail.core.errors import InputError
 from dovetail.core.output import printable
@@ -19,7 +20,7 @@ from dovetail.host import connect
 if TYPE_CHECKING:
     from dovetail.host import LiveProgram
 
-Ids = Annotated[tuple[str, ...], Parameter(consume_multiple=True, negative=())]
+Ids = Annotated[tuple[str, ...], HOST_PROGRAMS, Parameter(consume_multiple=True, negative=())]
 
 
 def submit(
@@ -150,48 +151,12 @@ def submit(
     state
         Folder of the daemon's state.
     """
+    words = _words(locals(), "wait", "follow")
     check_command(command)
     if follow and array is not None:
         raise InputError("--follow: expected one program, found an array; --wait waits for all of one")
     with connect(state) as client:
-        numbers = client.submit(
-            *command,
-            cores=cores,
-            least=least,
-            most=most,
-            name=name,
-            image=image,
-            network=network,
-            cwd=cwd,
-            env=_variables(env),
-            priority=priority,
-            after=after,
-            array=array,
-            limit=limit,
-            grace=grace,
-            retries=retries,
-            memory_mib=memory_mib,
-            work=work,
-            curve=curve,
-            rigid=rigid,
-            gpus=gpus,
-            gpu_mem=gpu_mem,
-            gpu_type=gpu_type,
-            gpu_pause=gpu_pause,
-            cpu_quota=cpu_quota,
-            io_weight=io_weight,
-            nice=nice,
-            after_any=after_any,
-            begin=begin,
-            delay=delay,
-            group=group,
-            parallel=parallel,
-            key=key,
-            hook=hook,
-            stdin=stdin,
-            split_stderr=split_stderr,
-            log_mib=log_mib,
-        )
+        numbers = client.submit(*command, **words)
         print("\n".join(numbers), file=sys.stderr if follow else sys.stdout, flush=True)
         if follow:
             for piece in client.logs(numbers[0], follow=True):
@@ -244,6 +209,13 @@ def exit_status(ended: Sequence[LiveProgram]) -> int:
     return first.exit_status
 
 
+def _words(flags: dict[str, Any], *ours: str) -> dict[str, Any]:
+    """What a command was given, but for its program and what the command line alone knows: keywords of the client's
+    function of the same name, which a test holds."""
+    words = {name: value for name, value in flags.items() if name not in ("command", "state", *ours)}
+    return words | {"env": _variables(words["env"])}
+
+
 def _variables(given: list[str] | None) -> dict[str, str]:
     """Variables keep their names as they are; no dash becomes an underscore."""
     for item in given or []:
@@ -255,7 +227,7 @@ def _variables(given: list[str] | None) -> dict[str, str]:
 def _verb(what: str, summary: str) -> Callable[..., None]:
     """A command that asks something of programs, without a number."""
 
-    def verb(*program: str, state: Path | None = None) -> None:
+    def verb(*program: Annotated[str, HOST_PROGRAMS], state: Path | None = None) -> None:
         with connect(state) as client:
             getattr(client, what)(*program)
 
@@ -279,7 +251,7 @@ resume = _verb("resume", "Let paused programs go on, when there are cores for th
 cancel = _verb("cancel", "Cancel programs, whether they wait, run or are paused.")
 
 
-def requeue(*program: str, state: Path | None = None) -> None:
+def requeue(*program: Annotated[str, HOST_PROGRAMS], state: Path | None = None) -> None:
     """Put programs back into the queue, to begin again; prints their numbers.
 
     What runs is ended first, and keeps its number. What has ended comes once more, under a new one.
@@ -297,7 +269,7 @@ def requeue(*program: str, state: Path | None = None) -> None:
         print("\n".join(client.requeue(*program)))
 
 
-def retry(*program: str, state: Path | None = None) -> None:
+def retry(*program: Annotated[str, HOST_PROGRAMS], state: Path | None = None) -> None:
     """Let programs that failed or were cancelled come once more; prints the old and the new number of each.
 
     Who waited for one of them, and failed with it, waits for what takes its place.
@@ -316,7 +288,7 @@ def retry(*program: str, state: Path | None = None) -> None:
             print(f"{old} -> {new}")
 
 
-def clean(*program: str, completed: Flag = False, state: Path | None = None) -> None:
+def clean(*program: Annotated[str, HOST_PROGRAMS], completed: Flag = False, state: Path | None = None) -> None:
     """Forget programs that have ended, and remove their logs; prints how many. The journal keeps what happened.
 
     Example: dovetail host clean --completed
@@ -354,7 +326,7 @@ def group(name: str, *, parallel: int | None = None, state: Path | None = None) 
 
 
 def edit(
-    program: str,
+    program: Annotated[str, HOST_PROGRAMS],
     *command: str,
     cores: int | None = None,
     least: int | None = None,
@@ -422,32 +394,13 @@ def edit(
     state
         Folder of the daemon's state.
     """
+    words = _words(locals(), "program")
     check_command(command)
     with connect(state) as client:
-        client.edit(
-            program,
-            *command,
-            cores=cores,
-            least=least,
-            most=most,
-            name=name,
-            cwd=cwd,
-            env=_variables(env),
-            priority=priority,
-            limit=limit,
-            grace=grace,
-            retries=retries,
-            memory_mib=memory_mib,
-            begin=begin,
-            delay=delay,
-            group=group,
-            parallel=parallel,
-            hook=hook,
-            log_mib=log_mib,
-        )
+        client.edit(program, *command, **words)
 
 
-def resize(program: str, cores: int, *, state: Path | None = None) -> None:
+def resize(program: Annotated[str, HOST_PROGRAMS], cores: int, *, state: Path | None = None) -> None:
     """Change how many cores a program asks for.
 
     Example: dovetail host resize 3 2
@@ -465,7 +418,7 @@ def resize(program: str, cores: int, *, state: Path | None = None) -> None:
         client.resize(program, cores)
 
 
-def priority(program: str, value: int, *, state: Path | None = None) -> None:
+def priority(program: Annotated[str, HOST_PROGRAMS], value: int, *, state: Path | None = None) -> None:
     """Change how urgent a program is.
 
     Example: dovetail host priority 3 0

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 from cyclopts import Parameter
 
 from dovetail.cli.common import Flag, Format, print_json, print_table
+from dovetail.cli.complete import HOST_PROGRAMS
 from dovetail.cli.host.programs import exit_status
 from dovetail.core.output import printable
 from dovetail.host import connect, log_path
@@ -165,7 +166,7 @@ def _screen(rows: list[LiveProgram], about: DaemonInfo) -> Any:
 
 
 def logs_(
-    program: str,
+    program: Annotated[str, HOST_PROGRAMS],
     /,
     *,
     follow: Annotated[bool, Parameter(name=("--follow", "-f"), negative=())] = False,
@@ -199,7 +200,12 @@ def logs_(
 
 
 def explain_(
-    program: str, /, *, journal: Path | None = None, format: Format = "table", state: Path | None = None
+    program: Annotated[str, HOST_PROGRAMS],
+    /,
+    *,
+    journal: Path | None = None,
+    format: Format = "table",
+    state: Path | None = None,
 ) -> None:
     """Tell why a program waits, or what was decided about it and why.
 
@@ -298,7 +304,7 @@ def rates_(out: Path, /, *, state: Path | None = None) -> None:
     print(f"{len(table.rates) + len(table.switches)} rates and prices written to {out}")
 
 
-def wait_(*program: str, state: Path | None = None) -> int:
+def wait_(*program: Annotated[str, HOST_PROGRAMS], state: Path | None = None) -> int:
     """Wait until programs have ended, or all; ends with the exit code of the first that was not completed.
 
     128 and more is a signal; 1 may also be a program that never ran.

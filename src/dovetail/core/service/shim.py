@@ -2,7 +2,8 @@
 
 Run as a script by a bare interpreter, in milliseconds: `python -I -S shim.py FOLDER`. It imports nothing of Dovetail,
 and before the program runs only what loads at once. Without a folder it is one process that forks such parents, which
-is faster still: each is asked for by a packet on its standard input, the folder and a file to say "started" to.
+is faster still: each is asked for by a packet on its standard input, the folder and a pipe. Into that, its standard
+output, a parent writes a line with its pid when the program runs, and one with what it writes to exit.json.
 
 FOLDER/launch says what to run. FOLDER/claim, made by a link that fails if it exists, is held by the one shim that
 may run it; a second shim for the same folder leaves at once. FOLDER/exit.json is written when the program and all that
@@ -240,6 +241,14 @@ def wait_for(program: int, limit: "Limit | None") -> int:
     return status
 
 
+def tell(line: bytes) -> None:
+    """Say something to whoever asked for the program."""
+    try:  # noqa: SIM105
+        os.write(1, line + b"\n")
+    except OSError:
+        pass  # who is gone
+
+
 def main(folder: str) -> None:
     for number in (signal.SIGHUP, signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)
@@ -259,11 +268,7 @@ def main(folder: str) -> None:
     os.close(child_errors)
     told = os.read(errors, 300).decode(errors="replace")  # nothing, at the moment when the child becomes the program
     name.say(name_of(program))
-    try:  # noqa: SIM105
-        os.write(1, b"started\n")
-    except OSError:
-        pass  # whoever asked is gone
-    os.dup2(os.open(os.devnull, os.O_RDWR), 1)
+    tell(b"%d" % os.getpid())
     for path in () if launch.get("lease") else (os.path.join(folder, "claim"), folder):
         os.fsync(os.open(path, os.O_RDONLY))  # now, so that the program did not have to wait for the disk
     import json  # takes a while, which the program need not wait for
@@ -276,7 +281,9 @@ def main(folder: str) -> None:
         outcome |= {"why": told[1:], "absent": told[0] == "1"}
     else:
         outcome |= {"code": code} if code >= 0 else {"signal": -code}
-    end.say(json.dumps(outcome).encode(), lasts=not launch.get("lease"))  # which is over with the machine's end anyway
+    text = json.dumps(outcome).encode()
+    end.say(text, lasts=not launch.get("lease"))  # which is over with the machine's end anyway
+    tell(text)
 
 
 def reap(*_: object) -> None:

@@ -57,7 +57,6 @@ class Store:
             path.touch(mode=0o600)  # for its user alone, as are the files that SQLite puts beside it
             self._db = sqlite3.connect(path, isolation_level=None, check_same_thread=False)
             self._db.execute("pragma journal_mode=wal")
-            self._synchronous = synchronous
             self._db.execute(f"pragma synchronous={synchronous}")
             version = self._db.execute("pragma user_version").fetchone()[0]
         except sqlite3.Error as error:
@@ -76,17 +75,13 @@ class Store:
         self._encode, self._decode = codec.encode, codec.decode
 
     @contextmanager
-    def together(self, waits: bool = True) -> Iterator[None]:
-        """All changes within are one: all of them are kept, or none. Who does not wait for the disk has them kept
-        whatever becomes of the process, but a power cut may take them."""
+    def together(self) -> Iterator[None]:
+        """All changes within are one: all of them are kept, or none."""
         with self._lock:
             if self._db.in_transaction:
                 yield
                 return
-            quick = not waits and self._synchronous == "full"
             try:
-                if quick:
-                    self._db.execute("pragma synchronous=normal")
                 self._db.execute("begin immediate")
                 yield
                 self._db.execute("commit")
@@ -96,9 +91,6 @@ class Store:
                 if isinstance(error, sqlite3.Error):
                     raise StoreError(f"{self.path}: cannot keep the state: {error}") from error
                 raise
-            finally:
-                if quick:
-                    self._db.execute("pragma synchronous=full")
 
     def _do(self, statement: str, *values: Any) -> None:
         with self.together():

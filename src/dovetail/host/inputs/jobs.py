@@ -27,6 +27,7 @@ from msgspec import Struct
 from dovetail.core.errors import InputError, did_you_mean
 from dovetail.core.files import Document, Source
 from dovetail.host.gpus import parse_mib
+from dovetail.host.inputs.program_rules import broken_rule
 from dovetail.host.inputs.times import seconds
 from dovetail.host.program import Ask, GpuPause
 
@@ -135,6 +136,7 @@ def read_jobs(source: Source) -> dict[str, ProgramJob]:
     found: dict[str, ProgramJob] = {}
     for i, entry in enumerate(file.jobs):
         job = doc.convert(file.defaults | entry, ProgramJob, ("jobs", i))
+        _check(doc, i, job)
         for each in _combinations(doc, i, job):
             if each.name in found:
                 hint = "; name its matrix in it, as {x}" if job.matrix else ""
@@ -143,6 +145,17 @@ def read_jobs(source: Source) -> dict[str, ProgramJob]:
     if not found:
         raise doc.error(("jobs",), "expected at least one job")
     return _in_order(doc, {name: _resolved(doc, job, found) for name, job in found.items()})
+
+
+def _check(doc: Document, i: int, job: ProgramJob) -> None:
+    """Refuse what no machine could run."""
+    try:
+        delay_s, memory = seconds(job.delay or 0.0), None if job.gpu_mem is None else parse_mib(job.gpu_mem)
+    except InputError as error:
+        raise doc.error(("jobs", i), str(error)) from None
+    if broken := broken_rule(job.words() | {"delay": delay_s, "gpu_mem": memory}):
+        word, what = broken
+        raise doc.error(("jobs", i, word), what)
 
 
 def _combinations(doc: Document, i: int, job: ProgramJob) -> list[ProgramJob]:

@@ -13,9 +13,9 @@ from msgspec.structs import replace
 from dovetail.core.errors import InputError, did_you_mean
 from dovetail.core.service.store import Store
 from dovetail.host.live.executors import Exit, ProgramLaunch
+from dovetail.host.live.past_keys import ENVIRONMENT, KEY, KIND, PastKey
 from dovetail.host.live.specs import Spec, environment
 
-KIND, ENVIRONMENT = "program", "environment"
 _LARGEST_ARRAY = 100_000
 
 
@@ -31,11 +31,12 @@ class ProgramBook:
     """All programs of a service by number."""
 
     def __init__(self, folder: Path, store: Store) -> None:
-        self.folder, self._logs = folder, str(folder / "logs")
+        self._runs, self._logs = str(folder / "runs"), str(folder / "logs")
         self._store = store
         self.specs: dict[str, Spec] = {}
         self.ends: dict[str, Ends] = {}
         self._by_key: dict[str, list[str]] = {}
+        self._past_keys = {key: past for key, past, _ in store.things(KEY, PastKey, dict)}
         self._environments = {name: env for name, env, _ in store.things(ENVIRONMENT, dict[str, str], dict)}
         for job, spec, ends in store.things(KIND, Spec, Ends):
             self._enter(job, replace(spec, env=self._environments[spec.env_name]) if spec.env_name else spec)
@@ -107,16 +108,24 @@ class ProgramBook:
 
     def same(self, key: str, specs: Sequence[Spec], array: int | None = None) -> list[str]:
         """The programs that were submitted with this key; a key means one thing only."""
-        jobs = self._by_key.get(key, []) if key else []
-        for job, spec in zip(jobs, specs, strict=False):  # those of an array are alike
-            if spec.command_place() != (found := self.specs[job]).command_place():
-                raise InputError(f"key {key}: program {job} has it, and runs {list(found.command) or found.image}")
+        past = self._past_keys.get(key)
+        jobs = past.jobs if past else self._by_key.get(key, []) if key else []
+        places = past.places if past else [self.specs[job].command_place() for job in jobs]
+        for job, place, spec in zip(jobs, places, specs, strict=False):  # those of an array are alike
+            if spec.command_place() != place:
+                raise InputError(f"key {key}: program {job} has it, and runs {list(place[0]) or place[1]}")
         asked = len(specs) if array is None else array
         if jobs and len(jobs) != asked:
             raise InputError(
                 f"key {key}: found {asked} programs, expected the {len(jobs)} that have it, from {jobs[0]} on"
             )
         return jobs
+
+    def forget_past_keys(self) -> None:
+        with self._store.together():
+            for key in self._past_keys:
+                self._store.drop(KEY, key)
+        self._past_keys.clear()
 
     def forget(self, jobs: Iterable[str]) -> None:
         """Programs that have ended, and what they have written, are not wanted any more. A key goes with the first."""
@@ -144,6 +153,8 @@ class ProgramBook:
             return [job]
         if members := [each for each in self.specs if each.partition(".")[0] == job and "." in each]:
             return members
+        if any(job in (each, each.partition(".")[0]) for past in self._past_keys.values() for each in past.jobs):
+            raise InputError(f"program {job} has ended, and was put aside when the daemon was given other settings")
         raise InputError(f"there is no program {job}{did_you_mean(job, self.specs)}")
 
     def log_of(self, job: str, errors: bool = False) -> str:
@@ -156,15 +167,15 @@ class ProgramBook:
     def launch(self, job: str, cpus: Sequence[int], gpus: Sequence[int] | None = None) -> ProgramLaunch:
         """All that it takes to start that attempt; `gpus` None: this machine has none to give."""
         spec, run = self.specs[job], self.run_name(job)
-        folder, attempt = self.folder / "runs" / run, len(self.ends[job].exits) + 1
+        folder, attempt = f"{self._runs}/{run}", len(self.ends[job].exits) + 1
         return ProgramLaunch(
             run=run,
             command=spec.command,
             cpus=tuple(cpus),
-            folder=str(folder),
+            folder=folder,
             log=self.log_of(job),
             cwd=spec.cwd,
-            env=environment(spec, job, attempt, len(cpus), str(folder / "control"), gpus),
+            env=environment(spec, job, attempt, len(cpus), f"{folder}/control", gpus),
             image=spec.image,
             memory_mib=spec.memory_mib,
             network=spec.network,

@@ -287,45 +287,10 @@ class Client:
             Cores' worth of time that it may use; its weight among those who use a disk, where 100 is everybody's; its
             nice value.
         """
+        words = {name: value for name, value in locals().items() if name not in ("self", "command", "array")}
         from dovetail.host.live.submission import program_spec
 
-        spec = program_spec(
-            command,
-            cores=cores,
-            least=least,
-            most=most,
-            name=name,
-            image=image,
-            network=network,
-            cwd=cwd,
-            env=env,
-            priority=priority,
-            after=after,
-            limit=limit,
-            grace=grace,
-            retries=retries,
-            memory_mib=memory_mib,
-            work=work,
-            curve=curve,
-            rigid=rigid,
-            gpus=gpus,
-            gpu_mem=gpu_mem,
-            gpu_type=gpu_type,
-            gpu_pause=gpu_pause,
-            cpu_quota=cpu_quota,
-            io_weight=io_weight,
-            nice=nice,
-            after_any=after_any,
-            begin=begin,
-            delay=delay,
-            group=group,
-            parallel=parallel,
-            key=key,
-            hook=hook,
-            stdin=stdin,
-            split_stderr=split_stderr,
-            log_mib=log_mib,
-        )
+        spec = program_spec(command, **words)
         return list(self.ask("submit", spec=msgspec.to_builtins(spec), array=array))
 
     def submit_jobs(self, jobs: Source, key: str = "") -> dict[str, str]:

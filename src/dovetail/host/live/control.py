@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import os
 import selectors
+import shutil
 import socket
 import threading
 import time
 from collections.abc import Sequence
 from contextlib import suppress
-from pathlib import Path
+from itertools import count
 
 import msgspec
 from msgspec import Struct
@@ -22,6 +23,8 @@ from dovetail.host.agent import SOCKET_FILE, TARGET_FILE
 
 _LONGEST_LINE = 1 << 16
 _LONGEST_WAIT_S = 30.0
+_MOST_SPARE = 32
+CONTROL = "control"  # of a program's own folder, what it sees
 
 
 class CoreTarget(Struct, frozen=True, omit_defaults=True):
@@ -63,10 +66,11 @@ class AgentMessage(Struct, frozen=True):
     progress: Progress | None = None
 
 
-class AgentLine(Struct):
-    """What is known of one program's agent; `answered_s` is how long it last took to reach a target."""
+class AgentLine(Struct, eq=False):
+    """What is known of one program's agent; `answered_s` is how long it last took to reach a target, `home` the
+    program's own folder."""
 
-    folder: Path
+    home: str
     listener: socket.socket
     gen: int = 0
     hello: AgentHello | None = None
@@ -87,6 +91,8 @@ class Control:
 
     def __init__(self) -> None:
         self._lines: dict[str, AgentLine] = {}
+        self._spare: list[AgentLine] = []  # of programs that have ended
+        self._numbers = count()
         self._heard = threading.Condition()
         self._selector = selectors.EpollSelector()
         self._wake, wake = socket.socketpair()
@@ -94,17 +100,34 @@ class Control:
         self._listener = threading.Thread(target=self._listen, args=(wake,), name="agents", daemon=True)
         self._listener.start()
 
-    def open(self, run: str, folder: Path) -> None:
-        """Listen for the agent of a program; what its folder says already stays true."""
+    def open(self, run: str, home: str) -> None:
+        """Listen for the agent of a program, in a folder of its own; what that says already stays true."""
         with self._heard:
             if run in self._lines:
                 return
-            folder.mkdir(parents=True, exist_ok=True)
-            line = AgentLine(folder, _bind(folder))
-            with suppress(FileNotFoundError, msgspec.DecodeError):
-                line.gen = msgspec.json.decode((folder / TARGET_FILE).read_bytes(), type=CoreTarget).gen
+            line = self._reused(home)
+            if line is None:
+                folder = f"{home}/{CONTROL}"
+                os.makedirs(folder, exist_ok=True)
+                line = AgentLine(home, _bind(folder))
+                self._selector.register(line.listener, selectors.EVENT_READ, line)  # which epoll sees at once
+                with suppress(FileNotFoundError, msgspec.DecodeError), open(f"{folder}/{TARGET_FILE}", "rb") as file:
+                    line.gen = msgspec.json.decode(file.read(), type=CoreTarget).gen
             self._lines[run] = line
-            self._selector.register(line.listener, selectors.EVENT_READ, run)  # which epoll sees at once
+
+    def _reused(self, home: str) -> AgentLine | None:
+        """The folder of a program that has ended, under another name: half the work of making and removing one."""
+        if not self._spare:
+            return None
+        line = self._spare.pop()
+        try:
+            os.rename(line.home, home)
+        except OSError:  # what is there already stays true
+            self._spare.append(line)
+            return None
+        line.home = home
+        line.hello, line.acknowledged, line.answered_s, line.threads, line.progress = None, 0, None, None, Progress()
+        return line
 
     def tell(self, run: str, cpus: Sequence[int], within_s: float | None = None) -> int:
         """Set a new target; gives its number. A program that has just ended has none any more."""
@@ -115,9 +138,10 @@ class Control:
             line.gen += 1
             deadline = None if within_s is None else time.time() + within_s
             target = CoreTarget(line.gen, len(cpus), tuple(cpus), intra=len(cpus), deadline=deadline)
-            part = line.folder / f"{TARGET_FILE}.part"
-            part.write_bytes(msgspec.json.encode(target))  # of no use to anybody after the machine's end
-            part.rename(line.folder / TARGET_FILE)
+            path = f"{line.home}/{CONTROL}/{TARGET_FILE}"
+            with open(f"{path}.part", "wb", buffering=0) as file:
+                file.write(msgspec.json.encode(target))  # of no use to anybody after the machine's end
+            os.rename(f"{path}.part", path)
             line.told_at = time.monotonic()
             if line.connection is not None:
                 with suppress(OSError):
@@ -139,24 +163,37 @@ class Control:
     def line(self, run: str) -> AgentLine | None:
         return self._lines.get(run)
 
-    def close(self, run: str) -> None:
+    def close(self, run: str, reuse: bool = False) -> None:
+        """Remove the folder of a program that has ended, or keep it for another. It gets a name that nobody knows
+        first: who was asked to start the program before, and comes only now, finds nothing."""
         with self._heard:
             line = self._lines.pop(run, None)
             if line is None:
                 return
             self._drop(line)
+        place = f"{os.path.dirname(line.home)}/over-{next(self._numbers)}"
+        with suppress(OSError):  # without the lock: a disk may take its time
+            os.rename(line.home, place)
+            line.home = place
+            if reuse and len(self._spare) < _MOST_SPARE and _wiped(place):
+                self._spare.append(line)
+                return
+        with self._heard:
             self._selector.unregister(line.listener)
             line.listener.close()
-            (line.folder / SOCKET_FILE).unlink(missing_ok=True)
+        shutil.rmtree(line.home, ignore_errors=True)
 
     def close_all(self) -> None:
         """Stop listening; the folders stay, for the next daemon."""
         self._wake.send(b"x")
         self._listener.join()
-        for line in self._lines.values():
+        for line in (*self._lines.values(), *self._spare):
             self._drop(line)
             line.listener.close()
+        for line in self._spare:
+            shutil.rmtree(line.home, ignore_errors=True)
         self._lines.clear()
+        self._spare.clear()
         self._selector.close()
         self._wake.close()
 
@@ -171,23 +208,21 @@ class Control:
                         return
                     continue
                 with self._heard:
-                    line = self._lines.get(key.data)
-                    if line is None:
-                        continue
+                    line: AgentLine = key.data
                     if key.fileobj is line.listener:
-                        self._accept(key.data, line)
+                        self._accept(line)
                     elif key.fileobj is line.connection:
                         self._read(line)
                     self._heard.notify_all()
 
-    def _accept(self, run: str, line: AgentLine) -> None:
+    def _accept(self, line: AgentLine) -> None:
         """The latest connection counts: a program that was restarted within its attempt has a new agent."""
         self._drop(line)
         with suppress(OSError):
             line.connection, _ = line.listener.accept()
             line.connection.setblocking(False)
             line.pending = b""
-            self._selector.register(line.connection, selectors.EVENT_READ, run)
+            self._selector.register(line.connection, selectors.EVENT_READ, line)
 
     def _read(self, line: AgentLine) -> None:
         assert line.connection is not None
@@ -222,16 +257,27 @@ class Control:
             line.connection = None
 
 
-def _bind(folder: Path) -> socket.socket:
+def _wiped(home: str) -> bool:
+    """Whether a folder has nothing in it any more but what the next program needs too."""
+    if sorted(os.listdir(f"{home}/{CONTROL}")) != [SOCKET_FILE, TARGET_FILE]:
+        return False
+    for name in os.listdir(home):
+        if name != CONTROL:
+            os.unlink(f"{home}/{name}")
+    return True
+
+
+def _bind(folder: str) -> socket.socket:
     """Listen in a folder, however long its name is: an address holds some 100 bytes only."""
-    (folder / SOCKET_FILE).unlink(missing_ok=True)
+    with suppress(FileNotFoundError):
+        os.unlink(f"{folder}/{SOCKET_FILE}")
     listener = socket.socket(socket.AF_UNIX)
     directory = os.open(folder, os.O_PATH | os.O_DIRECTORY)
     try:
         listener.bind(f"/proc/self/fd/{directory}/{SOCKET_FILE}")
     finally:
         os.close(directory)
-    (folder / SOCKET_FILE).chmod(0o600)
+    os.chmod(f"{folder}/{SOCKET_FILE}", 0o600)
     listener.listen(4)
     listener.setblocking(False)
     return listener

@@ -1,8 +1,9 @@
-"""Carries the scheduler's orders out: brings every program from what it is to what it ought to be, in threads.
+"""Carries the scheduler's orders out: brings every program from what it is to what it ought to be.
 
-An order only says what ought to be. Each program has at most one thread at work on it, which takes the next step
-towards that, again and again until it is there: so an order may come at any moment, also while an earlier one is
-carried out, and a daemon that was killed has nothing to remember but what ought to be.
+An order only says what ought to be. At most one is at work on each program, who takes the next step towards that, again
+and again until it is there: so an order may come at any moment, also while an earlier one is carried out, and a daemon
+that was killed has nothing to remember but what ought to be. Steps that wait for something have threads; what is most
+often all, the start of a process, is done by the thread that decides.
 
 Whoever takes a processor waits until whoever had it has let go of it: two programs never share one.
 """
@@ -10,8 +11,6 @@ Whoever takes a processor waits until whoever had it has let go of it: two progr
 from __future__ import annotations
 
 import errno
-import os
-import shutil
 import sys
 import threading
 import time
@@ -19,7 +18,6 @@ import traceback
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from pathlib import Path
 from typing import Literal
 
 import msgspec
@@ -27,7 +25,6 @@ from msgspec import Struct
 
 from dovetail.core.events import Asked, Change, Failed, Finished, Order, Pause, Prepare, Settled, Start, Stop
 from dovetail.core.inbox import Inbox
-from dovetail.host.agent import TARGET_FILE
 from dovetail.host.live.book import ProgramBook
 from dovetail.host.live.control import Control
 from dovetail.host.live.executors import ExecutorError, Exit, NotNowError, ProgramExecutor, ProgramLaunch, Usage
@@ -36,7 +33,6 @@ from dovetail.host.program import TASK
 
 ACK_LIMIT_S = 2.0
 _RETRY_S = 1.0
-_LEFT = ("launch", "claim", "program", "exit.json", f"control/{TARGET_FILE}")
 _BY_OTHERS = {True: ("running", "run", "paused", "pause"), False: ("paused", "pause", "running", "resume")}
 
 Wanted = Literal["run", "pause", "stop"]
@@ -54,7 +50,8 @@ class Attempt(Struct, eq=False):
     state: Literal["unknown", "absent", "running", "paused", "ended"] = "absent"
     stop_why: str = ""
     stopping: bool = False
-    busy: bool = False
+    busy: bool = False  # somebody is at work on it
+    starting: bool = False  # and will be told when it runs
     told: frozenset[int] | None = None  # those that the program was last told of; None if that is not known
     settled: tuple[int, ...] | None = None
     trouble: str = ""  # what keeps it from getting there, in words
@@ -64,6 +61,9 @@ class Attempt(Struct, eq=False):
     @property
     def run(self) -> str:
         return self.launch.run
+
+
+Step = Callable[[Attempt], None]
 
 
 class Reconciler:
@@ -85,6 +85,7 @@ class Reconciler:
         self._attempts: dict[str, Attempt] = {}  # by program: those that have not ended
         self._runs: dict[str, Attempt] = {}  # the same by name
         self._left: dict[str, Attempt] = {}  # attempts that have ended, until that is kept
+        self._over: list[Attempt] = []  # and until they are cleaned away
         self._pool = ThreadPoolExecutor(max_workers=4 * len(cpus) + 16, thread_name_prefix="reconciler")
         self._closing = threading.Event()
 
@@ -156,7 +157,7 @@ class Reconciler:
                 self._let_go(attempt, attempt.has - has)
 
     def _control_open(self, attempt: Attempt) -> None:
-        self._control.open(attempt.run, Path(attempt.launch.folder) / "control")
+        self._control.open(attempt.run, attempt.launch.folder)
 
     # --- ends -------------------------------------------------------------------------------------------
 
@@ -209,30 +210,43 @@ class Reconciler:
         before would find nothing, and start it again."""
         with self._lock:
             attempt = self._left.pop(job, None)
-            if attempt is not None and not self._closing.is_set():
+            if attempt is not None:
+                self._over.append(attempt)
+
+    def clean(self) -> None:
+        """Now and then, by a thread that may wait: remove what is left of those whose ends are kept."""
+        with self._lock:
+            over, self._over = self._over, []
+        for attempt in over:
+            if not attempt.launch.image:
+                self._clean(attempt)
+            elif not self._closing.is_set():  # an engine may take its time
                 self._pool.submit(self._clean, attempt)
 
     def _clean(self, attempt: Attempt) -> None:
-        self._control.close(attempt.run)
         with suppress(ExecutorError, TimeoutError):  # it is tidied up at the next start
-            attempt.executor.clean(attempt.launch)
-            _remove(attempt.launch.folder)
+            is_clean = False
+            try:
+                attempt.executor.clean(attempt.launch)
+                is_clean = True
+            finally:
+                self._control.close(attempt.run, reuse=is_clean and not attempt.launch.image)
 
-    # --- one program's thread -------------------------------------------------------------------------------
+    # --- one program at a time -------------------------------------------------------------------------------
 
     def _wake(self, attempt: Attempt) -> None:
         """See to a program, unless somebody does already: whoever does looks again when a step is done."""
-        if not attempt.busy and attempt.state != "ended" and not self._closing.is_set():
-            attempt.busy = True
-            self._pool.submit(self._see_to, attempt)
+        if attempt.busy or self._closing.is_set():
+            return
+        step = self._next(attempt)
+        if step is None:
+            return
+        attempt.busy = True
+        if step != self._start or not self._start_soon(attempt):
+            self._pool.submit(self._see_to, attempt, step)
 
-    def _see_to(self, attempt: Attempt) -> None:
-        while True:
-            with self._lock:
-                step = None if self._closing.is_set() else self._next(attempt)
-                if step is None:
-                    attempt.busy = False
-                    return
+    def _see_to(self, attempt: Attempt, step: Step | None) -> None:
+        while step is not None:
             try:
                 step(attempt)
                 attempt.trouble = ""
@@ -241,6 +255,32 @@ class Reconciler:
                 if attempt.state == "unknown":
                     self._again_later(attempt)
                     return
+            with self._lock:
+                step = None if self._closing.is_set() else self._next(attempt)
+                attempt.busy = step is not None
+
+    def _start_soon(self, attempt: Attempt) -> bool:
+        """Begin to start it, if nobody has to wait for that; what goes wrong is told by a start that is waited for."""
+        try:
+            self._ready(attempt)
+            attempt.starting = attempt.executor.start_soon(attempt.launch, lambda runs: self._started(attempt, runs))
+        except (ExecutorError, OSError):
+            attempt.starting = False
+        return attempt.starting
+
+    def _started(self, attempt: Attempt, runs: bool) -> None:
+        with self._lock:
+            attempt.starting = False
+            if runs:
+                self._becomes(attempt, "running")
+            else:  # who was to start it has left, before or after that
+                attempt.state = "unknown"
+            if self._closing.is_set():
+                return
+            step = self._next(attempt)
+            attempt.busy = step is not None
+            if step is not None:
+                self._pool.submit(self._see_to, attempt, step)
 
     def _again_later(self, attempt: Attempt) -> None:
         """Not in the pool: any number of programs whose engine does not answer must not keep others from their turn."""
@@ -266,7 +306,7 @@ class Reconciler:
                 return
             attempt.state = "unknown"  # it may have been done by half; what it has, it has until that is known
 
-    def _next(self, attempt: Attempt) -> Callable[[Attempt], None] | None:
+    def _next(self, attempt: Attempt) -> Step | None:
         """The next step towards what ought to be; None if it is there, or must wait for a processor."""
         if attempt.state == "ended":
             return None
@@ -289,9 +329,10 @@ class Reconciler:
         if not self._may_take(attempt):
             return None
         attempt.has = attempt.has | attempt.cpus
-        return {"running": self._grow, "paused": self._resume, "absent": self._start}[attempt.state]
+        steps: dict[str, Step] = {"running": self._grow, "paused": self._resume, "absent": self._start}
+        return steps[attempt.state]
 
-    def _settled(self, attempt: Attempt, cpus: tuple[int, ...]) -> Callable[[Attempt], None] | None:
+    def _settled(self, attempt: Attempt, cpus: tuple[int, ...]) -> Step | None:
         """It is there: say so once, and do nothing."""
         if attempt.settled != cpus:
             attempt.settled = cpus
@@ -321,11 +362,15 @@ class Reconciler:
                 self._let_go(attempt, let_go)
 
     def _start(self, attempt: Attempt) -> None:
-        attempt.launch = msgspec.structs.replace(attempt.launch, cpus=tuple(sorted(attempt.has)))
-        self._control_open(attempt)
-        self._tell(attempt)
+        self._ready(attempt)
         attempt.executor.start(attempt.launch)
         self._becomes(attempt, "running")
+
+    def _ready(self, attempt: Attempt) -> None:
+        if set(attempt.launch.cpus) != attempt.has:
+            attempt.launch = msgspec.structs.replace(attempt.launch, cpus=tuple(sorted(attempt.has)))
+        self._control_open(attempt)
+        self._tell(attempt)
 
     def _never_start(self, attempt: Attempt) -> None:
         self.ended(attempt.run, Exit(why="it was not started any more"))
@@ -367,7 +412,7 @@ class Reconciler:
             self._closing.set()
             self._pool.shutdown(wait=False, cancel_futures=True)
         limit = time.monotonic() + ACK_LIMIT_S
-        while time.monotonic() < limit and any(attempt.busy for attempt in list(self._attempts.values())):
+        while time.monotonic() < limit and any(a.busy and not a.starting for a in list(self._attempts.values())):
             time.sleep(0.01)
 
 
@@ -375,17 +420,6 @@ def _passes(error: Exception) -> bool:
     """Whether what failed may succeed later: there may be room on the disk again, too."""
     full = isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT)
     return full or isinstance(error, NotNowError | TimeoutError)
-
-
-def _remove(folder: str) -> None:
-    """What is most often left of an attempt; else whatever there is."""
-    try:
-        for name in _LEFT:
-            os.unlink(f"{folder}/{name}")
-        os.rmdir(f"{folder}/control")
-        os.rmdir(folder)
-    except OSError:
-        shutil.rmtree(folder, ignore_errors=True)
 
 
 def _later(do: Callable[..., None], *words: object) -> None:

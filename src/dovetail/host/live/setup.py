@@ -24,6 +24,7 @@ from dovetail.core.service.clock import LastingClock
 from dovetail.core.service.store import Store
 from dovetail.core.tasks import TaskGraph
 from dovetail.host.live.gpus import find_gpus
+from dovetail.host.live.past_keys import put_aside
 from dovetail.host.metrics import Programs
 from dovetail.host.options import HostOptions
 from dovetail.host.program import CORE, program_graph
@@ -162,10 +163,7 @@ def _begin_anew(folder: Path, store: Store, before: HostSetup, forced: bool) -> 
     write_journal(aside, before, steps, ended=True)
     with store.together():
         store.forget_steps()
-        for job in programs:
-            store.drop("program", job)
-        for name, _, _ in store.things("environment", dict, dict):
-            store.drop("environment", name)
+        put_aside(store)
     return True
 
 

@@ -12,12 +12,14 @@ from msgspec import Struct
 from dovetail.core.errors import InputError, did_you_mean
 from dovetail.core.events import Arrived
 from dovetail.host import agent
-from dovetail.host.curves import curve as speed_up
+from dovetail.host.inputs.program_rules import broken_rule
 from dovetail.host.live.executors import GRACE_S
 from dovetail.host.live.executors.docker import CONTROL_FOLDER
+from dovetail.host.live.past_keys import CommandPlace
 from dovetail.host.program import Ask, GpuPause
 
 _THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMEXPR_NUM_THREADS")
+_WORDS = {"limit": "limit_s", "grace": "grace_s", "work": "work_s", "delay": "delay_s", "gpu_mem": "gpu_mem_mib"}
 
 EDITABLE = frozenset(
     (
@@ -97,7 +99,7 @@ class Spec(Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown
         """What it is called: by its name, or by what it runs."""
         return self.name or os.path.basename(self.command[0] if self.command else self.image)
 
-    def command_place(self) -> tuple[tuple[str, ...], str, str]:
+    def command_place(self) -> CommandPlace:
         """What it runs, and where."""
         return self.command, self.image, self.cwd
 
@@ -118,57 +120,21 @@ class Spec(Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown
 
     def check(self, cores: int) -> None:
         """Refuse what can never run here."""
-        speed_up(self.curve)
+        found = msgspec.structs.asdict(self)
+        broken = broken_rule(found | {word: found[name] for word, name in _WORDS.items()})
+        if broken is not None:
+            raise InputError(": ".join(broken))
         unusable = next((n for n, value in self.env.items() if not n or "=" in n or "\0" in n + value), None)
-        for what, found, fine, expected in (
+        for what, given, fine, expected in (
             ("command", list(self.command), self.command or self.image, "a program to run, or an image"),
-            ("cores", self.cores, 1 <= self.cores <= cores, f"1 to {cores}, which is what there is"),
-            ("least", self.least, 1 <= self.least <= self.cores, f"1 to the {self.cores} cores asked for"),
-            ("most", self.most, self.most is None or self.most >= self.cores, "at least the cores asked for"),
-            ("priority", self.priority, self.priority >= 0, "0 (most urgent) or more"),
-            ("limit_s", self.limit_s, self.limit_s is None or self.limit_s > 0, "seconds"),
-            ("grace_s", self.grace_s, 0 <= self.grace_s < 3600, "seconds"),
-            ("retries", self.retries, self.retries >= 0, "0 or more"),
-            ("memory_mib", self.memory_mib, self.memory_mib is None or self.memory_mib > 0, "MiB"),
-            ("work_s", self.work_s, 0 <= self.work_s < float("inf"), "core-seconds"),
             ("command", list(self.command), not any("\0" in word for word in self.command), "no null character"),
+            ("cores", self.cores, self.cores <= cores, f"1 to {cores}, which is what there is"),
             ("env", unusable, unusable is None, "names without =, and no null character"),
-            ("gpus", self.gpus, self.gpus >= 0, "0 or more"),
-            ("gpu_mem", self.gpu_mem_mib, self.gpu_mem_mib is None or self.gpu_mem_mib > 0, "memory, as 20g"),
-            ("gpu_mem", self.gpu_mem_mib, self.gpu_mem_mib is None or self.gpus, "--gpus beside it"),
-            ("gpu_type", self.gpu_type, not self.gpu_type or self.gpus, "--gpus beside it"),
-            ("gpu_pause", self.gpu_pause, self.gpu_pause == "hold" or self.gpus, "--gpus beside it"),
-            (
-                "cpu_quota",
-                self.cpu_quota,
-                self.cpu_quota is None or 0.05 <= self.cpu_quota <= 4096,
-                "cores, 0.05 to 4096",
-            ),
-            ("io_weight", self.io_weight, self.io_weight is None or 1 <= self.io_weight <= 10_000, "1 to 10000"),
-            ("nice", self.nice, self.nice is None or -20 <= self.nice <= 19, "-20 to 19"),
-            ("network", self.network, self.image or not self.network, "an image: a process has the machine's network"),
             ("cwd", self.cwd, self.image or os.path.isdir(self.cwd), "a folder"),
-            ("delay_s", self.delay_s, 0 <= self.delay_s < float("inf"), "seconds"),
-            ("parallel", self.parallel, self.parallel is None or self.parallel >= 1, "1 or more"),
-            ("parallel", self.parallel, self.parallel is None or self.group, "a group"),
             ("stdin", self.stdin, not self.stdin or os.path.isfile(self.stdin), "a file"),
-            ("log_mib", self.log_mib, self.log_mib is None or self.log_mib >= 1, "MiB"),
-            ("stdin", self.stdin, not (self.stdin and self.image), "a process: a container reads nothing"),
-            (
-                "split_stderr",
-                self.split_stderr,
-                not (self.split_stderr and self.image),
-                "a process: a container has one",
-            ),
-            (
-                "log_mib",
-                self.log_mib,
-                self.log_mib is None or not self.image,
-                "a process: the engine keeps a container's",
-            ),
         ):
             if not fine:
-                raise InputError(f"{what}: found {found!r}, expected {expected}")
+                raise InputError(f"{what}: found {given!r}, expected {expected}")
 
     def at(self, now: float, wall: float) -> Spec:
         """The same with its time to begin by the service's clock, which shows `now`."""

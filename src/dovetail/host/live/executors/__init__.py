@@ -107,6 +107,15 @@ class ProgramExecutor(Protocol):
         """Start it, unless it was started before; then only follow it. Returns when the program runs."""
         ...
 
+    def start_soon(self, launch: ProgramLaunch, started: Callable[[bool], None]) -> bool:
+        """Begin to start it, without waiting, if that can be done; later `started` is called, with whether it runs: if
+        not, `start` says why."""
+        ...
+
+    def replace_stuck(self) -> None:
+        """Now and then: see to it that nobody who is to start programs is waited for without end."""
+        ...
+
     def find(self, launch: ProgramLaunch) -> FoundAttempt:
         """Look for an attempt that may be of an earlier life of the daemon, and follow it if it still runs."""
         ...

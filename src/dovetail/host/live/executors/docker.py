@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Collection, Container, Iterator, Sequence
+from collections.abc import Callable, Collection, Container, Iterator, Sequence
 from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -87,6 +87,12 @@ class DockerExecutor:
             raise ExecutorError(f"no Docker engine answers at {where}: {error}") from error
 
     # --- starting and finding again -----------------------------------------------------------------
+
+    def start_soon(self, launch: ProgramLaunch, started: Callable[[bool], None]) -> bool:
+        return False  # the engine is waited for
+
+    def replace_stuck(self) -> None:
+        pass
 
     def start(self, launch: ProgramLaunch) -> None:
         found = self.find(launch)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import marshal
 import os
-import selectors
+import select
 import signal
 import threading
 import time
@@ -36,17 +36,14 @@ from dovetail.host.live.executors import (
     Usage,
     proc,
 )
-from dovetail.host.live.executors.spawner import Spawner
+from dovetail.host.live.executors.spawner import PIECE, Spawner
+from dovetail.host.live.loop_inbox import LoopInbox
 
 _KILL_LIMIT_S = 5.0
 _BY_GROUPS: dict[str, Callable[[dict[str, Path]], bool]] = {
     "cpu_quota": lambda parents: cgroups.can_limit(parents, "cpu"),
     "io_weight": lambda parents: cgroups.can_limit(parents, "io"),
 }
-
-
-def _enter(groups: cgroups.Groups, launch: ProgramLaunch) -> tuple[str, ...]:
-    return groups.make(launch.cpus, launch.memory_mib, launch.cpu_quota, launch.io_weight)
 
 
 class _ProcessName(Struct):
@@ -58,12 +55,15 @@ class _ProcessName(Struct):
 
 
 class _RunningProcess(NamedTuple):
-    """An attempt that is followed: its shim, a file that becomes readable when the shim ends, and its groups."""
+    """An attempt that is followed: its shim, a file that becomes readable when that ends, and its groups. The file is
+    the pipe that the shim tells its outcome through, of which `told` has come already; or its pidfd, if another daemon
+    has begun it."""
 
     launch: ProgramLaunch
     shim: int
-    pidfd: int
+    line: int
     groups: cgroups.Groups | None
+    told: bytes | None = None
 
     def members(self) -> list[proc.Process]:
         if self.groups is None:
@@ -79,20 +79,25 @@ class _RunningProcess(NamedTuple):
 
 
 class ProcessExecutor:
-    """Runs programs as processes; `groups` False does without control groups even where they can be had."""
+    """Runs programs as processes; `groups` False does without control groups even where they can be had. Ends are seen
+    by whoever takes from `inbox`, or by a thread of its own."""
 
-    def __init__(self, ended: Ended, *, name: str = "dovetail", groups: bool = True) -> None:
+    def __init__(
+        self, ended: Ended, *, name: str = "dovetail", groups: bool = True, inbox: LoopInbox | None = None
+    ) -> None:
         self._ended = ended
         self._parents = cgroups.find_parents(name) if groups else None
         self._runs: dict[str, _RunningProcess] = {}
+        self._begun: dict[int, float] = {}  # since when those are waited for that were asked for, by their pipes
+        self._vacant: list[cgroups.Groups] = []  # of programs that have ended, for others to have
+        self._vacated: set[str] = set()  # those programs, until they are cleaned away
         self._spawner = Spawner()
         self._lock = threading.Lock()
-        self._selector = selectors.EpollSelector()
-        self._wake_read, self._wake_write = os.pipe()
-        self._selector.register(self._wake_read, selectors.EVENT_READ, None)
+        self._files = inbox or LoopInbox()
+        self._watcher = None if inbox else threading.Thread(target=self._files.take, name="process ends", daemon=True)
         self.closed = False
-        self._watcher = threading.Thread(target=self._watch, name="process ends", daemon=True)
-        self._watcher.start()
+        if self._watcher is not None:
+            self._watcher.start()
 
     @property
     def how(self) -> str:
@@ -114,26 +119,77 @@ class ProcessExecutor:
     def start(self, launch: ProgramLaunch) -> None:
         if self._known(launch):
             return
-        folder = Path(launch.folder)
-        folder.mkdir(parents=True, exist_ok=True)
-        groups = self._groups(launch)
-        order = msgspec.to_builtins(launch) | {"groups": _enter(groups, launch) if groups else ()}
-        if groups:
-            groups.freeze(False)
-        part = folder / "launch.part"
-        part.write_bytes(marshal.dumps(order))
-        part.rename(folder / "launch")
+        line, groups = self._begin(launch)
+        told = self._spawner.wait(line)
+        if told:
+            self._follow_line(launch, line, groups, told)
+            return
+        os.close(line)
+        if not self._known(launch):
+            said: list[str] = []
+            with suppress(FileNotFoundError), open(f"{launch.folder}/shim.log", errors="replace") as log:
+                said = log.read().strip().splitlines()
+            if not said:  # whoever was to start it was ended by others, and nothing of it has run
+                raise NotNowError(f"{launch.run} is not started yet: what was to be its parent process has ended")
+            raise ExecutorError(f"cannot start {launch.run}: {said[-1]}")
+
+    def start_soon(self, launch: ProgramLaunch, started: Callable[[bool], None]) -> bool:
+        line, groups = self._begin(launch)
+        self._begun[line] = time.monotonic()
+
+        def hear() -> None:
+            try:
+                told = os.read(line, PIECE)
+            except BlockingIOError:
+                return
+            del self._begun[line]
+            if told:
+                self._follow_line(launch, line, groups, told)
+                started(True)
+                return
+            self._files.forget(line)
+            os.close(line)
+            started(False)
+
+        self._files.watch(line, hear)
+        return True
+
+    def replace_stuck(self) -> None:
+        for asked_at in list(self._begun.values()):
+            self._spawner.replace_stuck(asked_at)
+
+    def _begin(self, launch: ProgramLaunch) -> tuple[int, cgroups.Groups | None]:
+        """Ask for the shim of a program; gives the pipe that it will speak through."""
+        groups, entries = self._room(launch)
+        order = marshal.dumps(msgspec.to_builtins(launch) | {"groups": entries})
+        part = f"{launch.folder}/launch.part"
         try:
-            self._spawner.spawn(launch.folder)
+            _write(part, order)
+        except FileNotFoundError:
+            os.makedirs(launch.folder)
+            _write(part, order)
+        os.rename(part, f"{launch.folder}/launch")
+        try:
+            return self._spawner.ask(launch.folder), groups
         except OSError as error:
             raise ExecutorError(f"cannot start {launch.run}: {error.strerror or error}") from error
-        if not self._known(launch):
-            told: list[str] = []
-            with suppress(FileNotFoundError):
-                told = (folder / "shim.log").read_text(errors="replace").strip().splitlines()
-            if not told:  # whoever was to start it was ended by others, and nothing of it has run
-                raise NotNowError(f"{launch.run} is not started yet: what was to be its parent process has ended")
-            raise ExecutorError(f"cannot start {launch.run}: {told[-1]}")
+
+    def _follow_line(self, launch: ProgramLaunch, line: int, groups: cgroups.Groups | None, told: bytes) -> None:
+        shim_pid, _, more = told.partition(b"\n")
+        self._watch_over(_RunningProcess(launch, int(shim_pid), line, groups, more))
+
+    def _room(self, launch: ProgramLaunch) -> tuple[cgroups.Groups | None, tuple[str, ...]]:
+        """Control groups for a program, and the files to enter them by: those of one that has ended, or new ones."""
+        if self._parents is None:
+            return None, ()
+        limits = (launch.memory_mib, launch.cpu_quota, launch.io_weight)
+        if not any(limits):
+            with suppress(IndexError, OSError):  # if they cannot be had, they are left for `close`
+                return self._vacant.pop().renewed(launch.run, launch.cpus)
+        groups = cgroups.Groups(self._parents, launch.run)
+        entries = groups.make(launch.cpus, *limits)
+        groups.freeze(False)
+        return groups, entries
 
     def _known(self, launch: ProgramLaunch) -> bool:
         """Whether it was started; if it has ended already, tell so."""
@@ -144,8 +200,7 @@ class ProcessExecutor:
 
     def _claim(self, launch: ProgramLaunch) -> _ProcessName | None:
         try:
-            with open(f"{launch.folder}/claim", "rb") as file:
-                return msgspec.json.decode(file.read(), type=_ProcessName)
+            return msgspec.json.decode(_read(f"{launch.folder}/claim"), type=_ProcessName)
         except FileNotFoundError:
             return None
 
@@ -158,8 +213,8 @@ class ProcessExecutor:
         return FoundAttempt("ended", self._outcome(launch))
 
     def _follow(self, launch: ProgramLaunch, claim: _ProcessName) -> bool:
-        """Follow the shim of an attempt, if it lives."""
-        if claim.boot != shim.boot_id():
+        """Follow the shim of an attempt, if it lives and has not told the end."""
+        if claim.boot != shim.boot_id() or os.path.exists(f"{launch.folder}/exit.json"):
             return False
         try:
             pidfd = os.pidfd_open(claim.pid)
@@ -169,54 +224,69 @@ class ProcessExecutor:
             os.close(pidfd)
             return False
         groups = self._groups(launch)
-        with self._lock:
-            if launch.run in self._runs:
-                os.close(pidfd)
-                return True
-            self._runs[launch.run] = _RunningProcess(
-                launch, claim.pid, pidfd, groups if groups and groups.exist() else None
-            )
-            self._selector.register(pidfd, selectors.EVENT_READ, launch.run)  # which epoll sees at once
+        self._watch_over(_RunningProcess(launch, claim.pid, pidfd, groups if groups and groups.exist() else None))
         return True
+
+    def _watch_over(self, run: _RunningProcess) -> None:
+        name = run.launch.run
+        with self._lock:
+            known = name in self._runs
+            if not known:
+                self._runs[name] = run
+        if known:
+            self._files.forget(run.line)
+            os.close(run.line)
+        else:
+            self._files.watch(run.line, lambda: self._over(name))
 
     def _groups(self, launch: ProgramLaunch) -> cgroups.Groups | None:
         return cgroups.Groups(self._parents, launch.run) if self._parents else None
 
     # --- ends ---------------------------------------------------------------------------------------
 
-    def _watch(self) -> None:
-        while True:
-            for key, _ in self._selector.select():
-                if key.data is None:
-                    if os.read(self._wake_read, 4096).endswith(b"x"):
-                        return
-                    continue
-                with self._lock:
-                    run = self._runs.pop(key.data)
-                    self._selector.unregister(run.pidfd)
-                os.close(run.pidfd)
-                try:
-                    outcome = self._outcome(run.launch)
-                except OSError as error:  # its folder is gone, or the kernel takes its time: others end too
-                    outcome = Exit(why=f"how it ended cannot be found out: {error}")
-                self._ended(run.launch.run, outcome)
+    def _over(self, name: str) -> None:
+        """A file of an attempt can be read: its shim tells how it ended, or is gone."""
+        with self._lock:
+            run = self._runs.get(name)
+            if run is None:
+                return
+            told = run.told
+            try:
+                if told is None and not _is_over(run.line):
+                    return
+                if told == b"":
+                    told = os.read(run.line, PIECE)
+            except BlockingIOError:
+                return
+            del self._runs[name]
+        self._files.forget(run.line)
+        os.close(run.line)
+        try:
+            outcome = self._outcome(run.launch, told or b"")
+        except (OSError, msgspec.DecodeError) as error:  # its folder is gone, or damaged: others end too
+            outcome = Exit(why=f"how it ended cannot be found out: {error}")
+        if told and run.groups and run.groups.renewable:
+            self._vacated.add(name)
+            self._vacant.append(run.groups)
+        self._ended(name, outcome)
 
-    def _outcome(self, launch: ProgramLaunch) -> Exit:
-        """How an attempt ended whose shim is gone."""
-        folder = Path(launch.folder)
-        groups = self._groups(launch)
+    def _outcome(self, launch: ProgramLaunch, told: bytes = b"") -> Exit:
+        """How an attempt ended, as its shim has told or written, or if that is gone."""
+        folder = launch.folder
         with suppress(FileNotFoundError):
-            outcome = msgspec.json.decode((folder / "exit.json").read_bytes(), type=Exit)
-            lacked = launch.memory_mib and not outcome.good and groups and groups.lacked_memory()
+            outcome = msgspec.json.decode(told or _read(f"{folder}/exit.json"), type=Exit)
+            if outcome.good or not launch.memory_mib:
+                return outcome
+            lacked = (groups := self._groups(launch)) and groups.lacked_memory()
             return msgspec.structs.replace(outcome, why=TOO_MUCH_MEMORY) if lacked else outcome
-        claim = msgspec.json.decode((folder / "claim").read_bytes(), type=_ProcessName)
+        claim = msgspec.json.decode(_read(f"{folder}/claim"), type=_ProcessName)
         if claim.boot != shim.boot_id():
             return Exit(why="the machine was restarted while it ran")
         with suppress(FileNotFoundError):
-            program = msgspec.json.decode((folder / "program").read_bytes(), type=_ProcessName)
+            program = msgspec.json.decode(_read(f"{folder}/program"), type=_ProcessName)
             if proc.is_same(program.pid, program.start):
                 proc.kill([program.pid, *(process.pid for process in proc.family(program.pid))])
-        if groups and groups.exist():
+        if (groups := self._groups(launch)) and groups.exist():
             proc.kill(groups.processes())
             groups.freeze(False)
         elif mark := launch.env.get(agent.FOLDER):  # what it left behind descends from it no more
@@ -286,7 +356,9 @@ class ProcessExecutor:
         return msgspec.structs.replace(used, cpu_s=groups.cpu_s(), peak_mib=max(groups.peak_mib(), used.memory_mib))
 
     def clean(self, launch: ProgramLaunch) -> None:
-        if groups := self._groups(launch):
+        if launch.run in self._vacated:
+            self._vacated.discard(launch.run)
+        elif groups := self._groups(launch):
             groups.remove()
 
     def tidy(self, keep: Container[str]) -> None:
@@ -295,15 +367,34 @@ class ProcessExecutor:
 
     def close(self) -> None:
         self.closed = True
-        os.write(self._wake_write, b"x")
-        self._watcher.join()
-        for run in self._runs.values():
-            os.close(run.pidfd)
+        if self._watcher is not None:
+            self._files.close()
+            self._watcher.join()
+        for line in (*(run.line for run in self._runs.values()), *self._begun):
+            self._files.forget(line)
+            os.close(line)
         self._runs.clear()
-        self._selector.close()
-        os.close(self._wake_read)
-        os.close(self._wake_write)
+        self._begun.clear()
+        if self._watcher is not None:
+            self._files.release()
         self._spawner.close()
         if self._parents:
             cgroups.remove_empty(self._parents, ())
             cgroups.remove_parents(self._parents)
+
+
+def _read(path: str) -> bytes:
+    with open(path, "rb", buffering=0) as file:
+        return file.read()
+
+
+def _write(path: str, content: bytes) -> None:
+    with open(path, "wb", buffering=0) as file:
+        file.write(content)
+
+
+def _is_over(pidfd: int) -> bool:
+    """Whether a process has ended."""
+    look = select.poll()
+    look.register(pidfd, select.POLLIN)
+    return bool(look.poll(0))

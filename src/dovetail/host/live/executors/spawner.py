@@ -8,12 +8,14 @@ import socket
 import subprocess
 import sys
 import threading
+import time
 from contextlib import suppress
 
 from dovetail.core.service import shim
 
 _END_LIMIT_S = 5.0
 _STUCK_LIMIT_S = 30.0
+PIECE = 4096  # bytes: as much as is written into a pipe at once
 
 
 class Spawner:
@@ -23,25 +25,36 @@ class Spawner:
         self._lock = threading.Lock()
         self._process: subprocess.Popen[bytes] | None = None
         self._line: socket.socket | None = None
+        self._began_at = 0.0
 
-    def spawn(self, folder: str) -> None:
-        """Begin the shim of a folder; returns when its program runs, or it has left."""
+    def ask(self, folder: str) -> int:
+        """Begin the shim of a folder; gives the pipe that it speaks through, to be read without waiting and closed."""
         heard, told = os.pipe()
-        with open(heard, "rb") as file:
-            try:
-                self._ask(folder, told)
-            finally:
-                os.close(told)
-            answer = select.poll()
-            answer.register(file, select.POLLIN)
-            if not answer.poll(_STUCK_LIMIT_S * 1000):
-                self._kill()
-            file.read()
+        os.set_blocking(heard, False)
+        try:
+            self._ask(folder, told)
+        except BaseException:
+            os.close(heard)
+            raise
+        finally:
+            os.close(told)
+        return heard
 
-    def _kill(self) -> None:
-        """Somebody may have stopped it. Whoever waits for it asks again; what it has begun goes on."""
+    def wait(self, line: int) -> bytes:
+        """What the shim says first: when its program runs, or nothing, if it has left."""
+        answer = select.poll()
+        answer.register(line, select.POLLIN)
+        asked_at = time.monotonic()
+        while not answer.poll(_STUCK_LIMIT_S * 1000):
+            self.replace_stuck(asked_at)
+        return os.read(line, PIECE)
+
+    def replace_stuck(self, asked_at: float) -> None:
+        """Kill it if it did not answer what it was asked then: somebody may have stopped it. Whoever waits for it asks
+        again; what it has begun goes on. One that came later was not asked."""
         with self._lock:
-            if self._process is not None:
+            late = time.monotonic() - asked_at >= _STUCK_LIMIT_S
+            if self._process is not None and late and asked_at >= self._began_at:
                 self._process.kill()
 
     def _ask(self, folder: str, told: int) -> None:
@@ -54,6 +67,7 @@ class Spawner:
 
     def _begin(self) -> socket.socket:
         self._end()
+        self._began_at = time.monotonic()
         self._line, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         words, null = [sys.executable, "-I", "-S", shim.__file__], subprocess.DEVNULL
         with theirs:

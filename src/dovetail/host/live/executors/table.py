@@ -7,14 +7,15 @@ import threading
 from dovetail.host.live.executors import Ended, Paused, ProgramExecutor
 from dovetail.host.live.executors.docker import DockerExecutor
 from dovetail.host.live.executors.process import ProcessExecutor
+from dovetail.host.live.loop_inbox import LoopInbox
 from dovetail.host.live.setup import HostSetup
 
 
 class ExecutorTable:
     """Whoever carries orders out says where ends and pauses are to be reported, before it asks for an executor."""
 
-    def __init__(self, setup: HostSetup) -> None:
-        self._setup = setup
+    def __init__(self, setup: HostSetup, inbox: LoopInbox | None = None) -> None:
+        self._setup, self._inbox = setup, inbox
         self._made: dict[bool, ProgramExecutor] = {}
         self._lock = threading.Lock()
         self._ended: Ended = lambda run, outcome: None
@@ -31,7 +32,8 @@ class ExecutorTable:
             return self._made[bool(image)]
 
     def _processes(self) -> ProgramExecutor:
-        return ProcessExecutor(self._ended, name=f"dovetail-{self._setup.instance}", groups=self._setup.groups)
+        name = f"dovetail-{self._setup.instance}"
+        return ProcessExecutor(self._ended, name=name, groups=self._setup.groups, inbox=self._inbox)
 
     def _containers(self) -> ProgramExecutor:
         return DockerExecutor(self._ended, self._setup.instance, self._setup.docker or None, self._paused)
