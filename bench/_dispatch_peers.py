@@ -29,6 +29,7 @@ import torch
 from dovetail.dispatch import Device, Dispatcher
 
 WARM = 4  # runs of a dispatcher, which finds sizes in them, before it counts; of others one
+_LEAST = 3  # turns, however long they take
 TWO = 2  # threads, processes and devices
 PEERS = ("joblib", "dask", "ray")
 _TICK = os.sysconf("SC_CLK_TCK")
@@ -254,8 +255,8 @@ def _same(found: Any, expected: Any) -> bool:
     return np.allclose(np.asarray(found), np.asarray(expected), atol=1e-5)
 
 
-def compare(problem: Problem, ways: list[str], repeats: int) -> dict[str, Any]:
-    """Seconds and CPU seconds of every way, and its rate over that of the plain call."""
+def compare(problem: Problem, ways: list[str], repeats: int, limit_s: float) -> dict[str, Any]:
+    """Seconds and CPU seconds of every way, and its rate over that of the plain call; fewer turns if they take long."""
     seconds: dict[str, list[float]] = {}
     used: dict[str, list[float]] = {}
     wrong: dict[str, str] = {}
@@ -272,13 +273,17 @@ def compare(problem: Problem, ways: list[str], repeats: int) -> dict[str, Any]:
                 ready[way] = run
             except Exception as error:
                 wrong[way] = f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"
-        for _ in range(repeats):
+        ends_s = time.perf_counter() + limit_s
+        for turn in range(repeats):
+            if turn >= _LEAST and time.perf_counter() > ends_s:
+                break
             for way, run in ready.items():
                 before, begun = cpu_seconds(), time.perf_counter()
                 run()
                 seconds.setdefault(way, []).append(time.perf_counter() - begun)
                 used.setdefault(way, []).append(cpu_seconds() - before)
     plain = seconds["plain call"]
+    turns = len(plain)
     table: dict[str, Any] = {}
     for way, times in seconds.items():
         ratios = sorted(one / other for one, other in zip(plain, times, strict=True))
@@ -294,7 +299,7 @@ def compare(problem: Problem, ways: list[str], repeats: int) -> dict[str, Any]:
     first, other = max(theirs, key=lambda way: theirs[way]), max(ours, key=lambda way: ours[way])
     both = sorted(one / two for one, two in zip(seconds[first], seconds[other], strict=True))
     summary = {"fastest peer": first, "our fastest": other, "ours over the fastest peer": round(median(both), 3)}
-    return {**summary, "ways": table, **({"failed": wrong} if wrong else {})}
+    return {**summary, "turns": turns, "ways": table, **({"failed": wrong} if wrong else {})}
 
 
 @contextmanager
@@ -307,7 +312,9 @@ def _ray() -> Iterator[None]:
         ray.shutdown()
 
 
-def peers(repeats: int, scale: float = 1.0, only: Sequence[str] = (), leave_out: Sequence[str] = ()) -> dict[str, Any]:
+def peers(
+    repeats: int, scale: float = 1.0, only: Sequence[str] = (), leave_out: Sequence[str] = (), limit_s: float = 60.0
+) -> dict[str, Any]:
     """All ways on all problems; a peer that is not installed is left out and named."""
     versions = {name: version(name) for name in ("numpy", "torch", "pandas", "transformers", "pillow")}
     missing = []
@@ -322,7 +329,7 @@ def peers(repeats: int, scale: float = 1.0, only: Sequence[str] = (), leave_out:
     with _ray() if "ray data" in left else ExitStack():
         for name, make in problems(scale).items():
             if not only or name in only:
-                found[name] = compare(make(), left, repeats)
+                found[name] = compare(make(), left, repeats, limit_s)
                 print(name, found[name], file=sys.stderr, flush=True)  # it takes a while
     rows = [row for row in found.values() if isinstance(row, dict) and "ways" in row]
     found["ours over the fastest peer, least"] = min(row["ours over the fastest peer"] for row in rows)

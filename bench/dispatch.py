@@ -49,6 +49,7 @@ def main() -> None:
     parser.add_argument("--scale", type=float, default=1.0, help="of the batches on a GPU and beside the peers")
     parser.add_argument("--only", nargs="+", default=[], help="peers: numpy, torch, pandas, transformer, images")
     parser.add_argument("--leave-out", nargs="+", default=[], help="peers: joblib, dask, ray")
+    parser.add_argument("--limit", type=float, default=60.0, help="peers: seconds for a function; three turns at least")
     arguments = parser.parse_args()
     sections: dict[str, Callable[[], Any]] = {
         "overhead": lambda: overhead(arguments.repeats),
@@ -59,7 +60,9 @@ def main() -> None:
         "stalls": stalls,
         "small": small,
         "gpu": lambda: gpu(arguments.repeats, arguments.scale),
-        "peers": lambda: peers(arguments.repeats, arguments.scale, arguments.only, arguments.leave_out),
+        "peers": lambda: peers(
+            arguments.repeats, arguments.scale, arguments.only, arguments.leave_out, arguments.limit
+        ),
     }
     chosen = [name for name in sections if getattr(arguments, name)] or ["overhead", "simulated", "emulated"]
     result: dict[str, Any] = {"torch": torch_version()}

@@ -15,7 +15,8 @@ from dovetail.dispatch import Dispatcher, Slices
 from dovetail.dispatch.chunk import InputChangedError
 from dovetail.dispatch.inputs.devices import NodeDevice as Device
 from dovetail.dispatch.live.direct import DirectCalls
-from dovetail.dispatch.policies.floor import ONE_CALL, Floor
+from dovetail.dispatch.policies.floor import ONE_CALL
+from dovetail.dispatch.policies.one_cpu import OneCpuFloor
 from tests.waiting import until
 
 TWO = [Device("a", where="cpu"), Device("b", where="cpu")]
@@ -162,7 +163,7 @@ def test_short_calls_that_become_long_are_looked_at_again() -> None:
 
 
 def test_long_calls_are_compared_and_looked_at_again() -> None:
-    calls, floor = DirectCalls(), Floor(shared=True)
+    calls, floor = DirectCalls(), OneCpuFloor()
     calls.sure("form", 100)
     taken = sum(calls.take("form", 100) for _ in range(200))
     assert taken == 64

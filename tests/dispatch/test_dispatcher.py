@@ -6,6 +6,8 @@ import asyncio
 import gc
 import json
 import os
+import subprocess
+import sys
 import threading
 import weakref
 from collections.abc import Callable, Iterator
@@ -669,7 +671,20 @@ def test_devices_on_the_cpu_share_its_cores() -> None:
     before = torch.get_num_threads(), new_thread()
     with Dispatcher(threads, TWO, cache=False, sizes=1) as both:
         assert set(both.run(torch.ones(8)).tolist()) == {max(1, cores // 2)}
-        assert torch.get_num_threads() == before[0]
+        until(lambda: (torch.get_num_threads(), new_thread()) == before)  # when both have begun
     with Dispatcher(threads, [Device("own", where="cpu", threads=3)], cache=False, sizes=1) as own:
         assert set(own.run(torch.ones(8)).tolist()) == {3}
+        assert new_thread() == before[1]
     assert (torch.get_num_threads(), new_thread()) == before
+
+
+def test_a_program_that_closes_no_dispatcher_ends_quietly() -> None:
+    program = """
+import torch
+from dovetail.dispatch import Device, Dispatcher
+two = [Device("a", where="cpu"), Device("b", where="cpu")]
+found = Dispatcher(torch.sin, two, cache=False, sizes=10)
+print(len(found.run(torch.rand(100))))
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert (done.stdout, done.stderr) == ("100\n", "")

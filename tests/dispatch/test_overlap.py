@@ -8,6 +8,7 @@ import pytest
 
 from dovetail.dispatch.chunk import Chunk
 from dovetail.dispatch.inputs.cursor import LocalCursor
+from dovetail.dispatch.inputs.curves import Curve
 from dovetail.dispatch.policies.base import DeviceState
 from dovetail.dispatch.policies.finish_together import FinishTogether
 from dovetail.dispatch.policies.floor import Floor, Way
@@ -80,3 +81,25 @@ def test_later_runs_overlap_as_far_as_it_pays(card: VirtualCard, items: int) -> 
     usual = sorted(took[-9:])[4]
     assert usual <= card.in_chunks(items, 1) * 1.02, (took, ways)  # never slower than one call
     assert usual <= 1.03 * best, (took, best, ways)
+
+
+@pytest.mark.parametrize(
+    ("rate", "alone_s"),
+    [(2_000.0, 0.055), (5_000.0, 0.055), (9_000.0, 0.055), (14_000.0, 0.055), (9_000.0, 0.3), (14_000.0, 0.3)],
+)
+def test_a_card_is_tried_without_the_processor_that_was_in_its_way(rate: float, alone_s: float) -> None:
+    """Its curve was measured beside the processor, which takes the host's memory from its copies, and in runs that
+    had to get their memory first."""
+    floor, items, ways = Floor(runs=5), 2048, []
+    for _ in range(40):
+        states = [
+            DeviceState("card", Curve.linear(1e-3, rate, 4096), slots=3),
+            DeviceState("processor", Curve.linear(1e-3, 1_300.0, 256)),
+        ]
+        way = floor.choose(states, items, once=[0, 1])
+        assert [state.out for state in states] == [i not in way.serving for i in range(2)]
+        floor.ended(way, items, alone_s if way.serving == (0,) else 0.13)
+        ways.append(way)
+    alone = [way.serving == (0,) for way in ways]
+    assert any(alone[:8]), ways
+    assert all(alone[8:]) if alone_s < 0.13 else sum(alone) <= 6, ways  # who lost is looked at again, seldom

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from itertools import pairwise
 from statistics import median
 from typing import NamedTuple
 
@@ -17,6 +18,7 @@ from dovetail.dispatch.inputs.size_search import SizeSearch
 from dovetail.dispatch.policies.base import DeviceState
 from dovetail.dispatch.policies.finish_together import FinishTogether
 from dovetail.dispatch.policies.floor import Floor, Way
+from dovetail.dispatch.policies.one_cpu import OneCpuFloor
 from dovetail.dispatch.scheduler import ChunkScheduler
 from dovetail.dispatch.simulate import run, state_of
 
@@ -35,7 +37,8 @@ def session(
     devices: list[SimDevice], items: int, stalls: Mapping[int, Stalls], runs: int, *, shared: bool, noise: float = 0.0
 ) -> list[Cost]:
     """One run after the other by what a dispatcher keeps between them."""
-    states, floor, costs = [state_of(device) for device in devices], Floor(shared), []
+    states, costs = [state_of(device) for device in devices], []
+    floor = OneCpuFloor() if shared else Floor()
     one_s = min(device.curve.seconds(items) for device in devices)
     for number in range(runs):
         states = [state.fork() for state in states]
@@ -91,7 +94,7 @@ def test_run_three_and_later_cost_hardly_more_than_one_call(
 
 def looked(devices: list[SimDevice], items: int, stalls: Mapping[int, Stalls], dearer: float) -> list[float]:
     """What runs cost over one call where chunks, after the first run, take `dearer` times what they did in it."""
-    states, floor, costs = [state_of(device) for device in devices], Floor(shared=True), []
+    states, floor, costs = [state_of(device) for device in devices], OneCpuFloor(), []
     one_s = devices[0].curve.seconds(items)
     for number in range(40):
         states = [state.fork() for state in states]
@@ -175,6 +178,55 @@ def test_two_equal_devices_do_share_what_is_worth_it() -> None:
     devices = [SimDevice(name, curve(1e-5, 1e6, None), known=False) for name in ("one", "other")]
     costs = session(devices, 200_000, {}, 10, shared=True)
     assert all(cost.wall < 0.55 for cost in costs[4:])
+
+
+def _floor_of_two(runs: int, *took: tuple[Way, float, float]) -> tuple[OneCpuFloor, list[DeviceState]]:
+    """Two devices of one CPU that promise to take half the time of one call, and what runs of 1,000 items took."""
+    floor = OneCpuFloor(runs=runs)
+    for way, wall_s, cpu_s in took:
+        floor.ended(way, 1000, wall_s, cpu_s)
+    return floor, [DeviceState(name, Curve.linear(1e-6, 1e4, 10_000)) for name in ("a", "b")]
+
+
+ONE, BOTH = Way((0,), whole=True), Way((0, 1))
+
+
+def test_together_and_one_call_are_known_after_three_runs() -> None:
+    floor, states = _floor_of_two(1)
+    assert floor.choose(states, 1000, once=[0]) == BOTH
+    floor.ended(BOTH, 1000, 0.05, 0.1)
+    assert floor.choose(states, 1000, once=[0]) == ONE
+    floor.ended(ONE, 1000, 0.1, 0.1)
+    assert floor.choose(states, 1000, once=[0]) == BOTH
+    assert floor.decided
+
+
+def test_what_lost_at_no_cost_is_tried_once_more_and_what_was_dear_is_not() -> None:
+    floor, states = _floor_of_two(3, (BOTH, 0.3, 0.105), (ONE, 0.1, 0.1))
+    assert floor.choose(states, 1000, once=[0]) == BOTH
+    assert not any(state.one_s for state in states)
+    floor, states = _floor_of_two(3, (BOTH, 0.05, 0.15), (ONE, 0.1, 0.1))
+    assert floor.choose(states, 1000, once=[0]) == ONE
+    assert floor.decided
+
+
+def test_one_call_that_was_stalled_is_made_again() -> None:
+    floor, states = _floor_of_two(3, (BOTH, 0.2, 0.1), (ONE, 0.9, 0.1))
+    assert floor.choose(states, 1000, once=[0]) == ONE
+    assert not floor.decided
+
+
+def test_who_lost_is_looked_at_again_ever_more_seldom_and_watched() -> None:
+    floor, states = _floor_of_two(3, (BOTH, 0.3, 0.15), (ONE, 0.1, 0.1))
+    looks = []
+    for number in range(3, 120):
+        way = floor.choose(states, 1000, once=[0])
+        dear = way == BOTH
+        if dear:
+            looks.append(number)
+            assert all(state.one_s for state in states)
+        floor.ended(way, 1000, 0.3 if dear else 0.1, 0.15 if dear else 0.1)
+    assert [later - former for former, later in pairwise(looks)] == [32, 64]
 
 
 def test_eight_stalls_in_a_row_are_seen_through_by_looking_again() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
+from threading import Thread
 from typing import Any
 
 import pytest
@@ -263,6 +264,34 @@ def test_the_worker_gives_what_the_plain_call_gives(sizes: int | None, mode: Any
             assert torch.equal(torch.cat([piece.value for piece in single.stream(x)]), x * x)
     assert POOL[0]._held == 0
     assert POOL[0].made <= 16
+
+
+def test_a_worker_copies_with_several_threads_whatever_others_left_to_new_ones() -> None:
+    """A DataLoader with pinned memory leaves one of PyTorch's threads to each thread that begins after it."""
+    before, found = torch.get_num_threads(), dict[str, int]()
+
+    def in_a_thread(do: Callable[[], object]) -> None:
+        thread = Thread(target=do)
+        thread.start()
+        thread.join()
+
+    def works() -> None:
+        worker.start()
+        found["worker"] = torch.get_num_threads()
+        worker.stop()
+
+    device = Device("card", where="cpu", slots=3, emulated=True)
+    try:
+        torch.set_num_threads(2)
+        worker = CudaWorker(device, Played(), StagingPool(1024, plain, block_bytes=64))  # type: ignore[arg-type]
+        in_a_thread(lambda: torch.set_num_threads(1))
+        in_a_thread(works)
+        in_a_thread(lambda: found.update(later=torch.get_num_threads()))
+        assert torch.get_num_threads() == 2
+    finally:
+        torch.set_num_threads(before)
+    assert found["worker"] >= 2
+    assert found["later"] == 1
 
 
 @pytest.mark.usefixtures("_played")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import collections
+import copy
 import dataclasses
 import gc
 import threading
@@ -26,6 +27,7 @@ from torch.utils import _pytree as pytree  # noqa: E402
 
 from dovetail.core.errors import InputError  # noqa: E402
 from dovetail.dispatch import Device, Dispatcher, Pool, register_batch_type  # noqa: E402
+from dovetail.dispatch.chunk import ResultFormError  # noqa: E402
 from dovetail.dispatch.inputs import kinds  # noqa: E402
 from dovetail.dispatch.inputs.batch import Pieces  # noqa: E402
 from tests.waiting import until  # noqa: E402
@@ -619,3 +621,86 @@ def test_a_type_that_another_thread_meets_meanwhile_is_known_afterwards(monkeypa
     monkeypatch.setattr(kinds, "KINDS", dict(kinds.KINDS))
     register_batch_type(Met, rows=lambda _: 1, cut=lambda met, start, stop: met, join=lambda parts: parts[0])
     assert kinds.kind_of(Met()) is not None
+
+
+SIZED: dict[str, tuple[Callable[[Any], Any], Callable[[int], Any]]] = {
+    "rows": (lambda x: (2 * x, len(x)), lambda n: n),
+    "sum": (lambda x: (2 * x, x.sum()), lambda n: 3.0 * n),
+    "tensor": (lambda x: (2 * x, torch.tensor(x.shape[0])), lambda n: n),
+    "text": (lambda x: (2 * x, f"{len(x)} rows"), lambda n: f"{n} rows"),
+    "array": (lambda x: (2 * x, np.float64(x.sum())), lambda n: 3.0 * n),
+    "deep": (lambda x: (2 * x, {"all": {"n": str(len(x))}}), lambda n: {"all": {"n": str(n)}}),
+}
+
+
+@pytest.mark.parametrize("name", SIZED)
+@pytest.mark.parametrize(("size", "rows"), [(64, 128), (10, 100), (1, 6), (7, 7)])
+def test_what_depends_on_the_number_of_rows_is_never_passed_on(name: str, size: int, rows: int) -> None:
+    """It is the same in all chunks of one size."""
+    function, whole = SIZED[name]
+    with Dispatcher(function, TWO, sizes=size, cache=False) as dispatcher:
+        if size == rows:
+            assert dispatcher.run(torch.ones(rows, 3))[1] == whole(rows)
+            return
+        with pytest.raises(ResultFormError, match=r"result\.1.* is the same in all chunks of .*join="):
+            dispatcher.run(torch.ones(rows, 3))
+
+
+@pytest.mark.parametrize("size", [1, 4, 8, 64])
+@pytest.mark.parametrize(
+    "constant",
+    [None, 3, 3.5, "text", b"bytes", True, torch.tensor(2.5), np.arange(3), {"a": [1, "b"]}, ("x", (None, 2)), 10**30],
+    ids=str,
+)
+def test_constants_are_passed_on_whatever_the_chunks(size: int, constant: Any) -> None:
+    def function(x: Any) -> tuple[Any, Any]:
+        return 2 * x, copy.deepcopy(constant)
+
+    x = torch.rand(64, 3)
+    with Dispatcher(function, TWO, sizes=size, cache=False) as dispatcher:
+        doubled, found = dispatcher.run(x)
+    assert torch.equal(doubled, 2 * x)
+    assert type(found) is type(constant)
+    assert np.array_equal(found, constant) if hasattr(constant, "shape") else found == constant
+
+
+def test_join_gets_what_is_the_same_in_all_chunks_by_chance() -> None:
+    with Dispatcher(lambda x: (2 * x, x.sum(), 0.5), TWO, sizes=64, join=lambda values, sizes: sum(values)) as joined:
+        _, total, half = joined.run(torch.ones(128, 3))
+    assert (float(total), half) == (384.0, 0.5)
+
+
+def test_a_function_that_changes_its_input_does_so_once_where_another_number_of_rows_is_tried() -> None:
+    def function(x: Any) -> tuple[Any, int]:
+        return x.add_(1), 3
+
+    x = torch.zeros(64, 3)
+    with Dispatcher(function, TWO, sizes=16, backup=False, cache=False) as dispatcher:
+        found, three = dispatcher.run(x)
+    assert three == 3
+    assert torch.equal(found, torch.ones(64, 3))
+    assert torch.equal(x, torch.ones(64, 3))
+
+
+def test_a_function_that_fails_with_fewer_rows_is_told() -> None:
+    def picky(x: Any) -> tuple[Any, int]:
+        if len(x) < 16:
+            raise ValueError("too few")
+        return 2 * x, 3
+
+    with (
+        Dispatcher(picky, TWO, sizes=16, cache=False) as dispatcher,
+        pytest.raises(ResultFormError, match=r"result\.1, a int, is the same in all chunks of 16 rows.*too few"),
+    ):
+        dispatcher.run(torch.ones(64, 3))
+
+
+def test_where_workers_are_prepared_by_a_hook_the_function_is_not_called_elsewhere() -> None:
+    ready = threading.local()
+
+    def prepare(device: Any) -> None:
+        ready.number = 3
+
+    with Dispatcher(lambda x: (2 * x, int(ready.number)), TWO, sizes=16, init=prepare, cache=False) as dispatcher:
+        _, number = dispatcher.run(torch.ones(64, 3))
+    assert number == 3

@@ -14,6 +14,7 @@ import pytest
 
 pytest.importorskip("torch")
 pytest.importorskip("mpi4py")
+pytestmark = pytest.mark.xdist_group("ranks")  # they run once
 RANKS = 3
 
 

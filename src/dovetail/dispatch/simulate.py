@@ -32,6 +32,8 @@ from dovetail.dispatch.recording import SIMULATED, BatchJournal, header_of
 from dovetail.dispatch.replay import RecordedScheduler
 from dovetail.dispatch.scheduler import ChunkScheduler
 
+_MOST_ITEMS = 10**9  # some seconds for each policy
+
 
 class SimulatedRun(Struct, frozen=True):
     """What a simulated run came to. `efficiency`: throughput over the sum of the devices' own peak rates."""
@@ -181,8 +183,8 @@ def compare(
 
 
 def _checked(items: Any, noise: Any, seed: Any) -> tuple[int, float, int]:
-    if not isinstance(items, int) or isinstance(items, bool) or items < 1:
-        raise InputError(f"items {items!r}: expected a whole number of at least 1")
+    if not isinstance(items, int) or isinstance(items, bool) or not 1 <= items <= _MOST_ITEMS:
+        raise InputError(f"items {items!r}: expected a whole number from 1 to {_MOST_ITEMS:,}")
     if not isinstance(noise, int | float) or not 0 <= noise < 10:
         raise InputError(f"noise {noise!r}: expected a number from 0 to 10")
     if not isinstance(seed, int):

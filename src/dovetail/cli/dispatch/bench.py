@@ -6,18 +6,18 @@ from pathlib import Path
 from typing import Annotated
 
 from dovetail.cli.common import Force, Format, Pairs, pairs, print_json, print_table, progress, value, whole_numbers
-from dovetail.cli.complete import policies_of
+from dovetail.cli.complete import PYTHON_NAMES, policies_of
 from dovetail.cli.dispatch.words import check_outputs, file_of
 
 
 def bench(
-    function: str,
+    function: Annotated[str, PYTHON_NAMES],
     /,
     *,
     devices: str | None = None,
     shape: str | None = None,
     dtype: str = "float32",
-    batch: str | None = None,
+    batch: Annotated[str | None, PYTHON_NAMES] = None,
     dim: int | None = None,
     policies: Annotated[str | None, policies_of("dispatch")] = None,
     scheduler: str | None = None,

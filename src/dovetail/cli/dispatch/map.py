@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Literal
+from typing import Annotated, Literal
 
 from dovetail.cli.common import Format, print_json, print_table, progress, whole_numbers
+from dovetail.cli.complete import PYTHON_NAMES
 from dovetail.core.parallel import CellEngine
 
 
 def map(
-    function: str,
+    function: Annotated[str, PYTHON_NAMES],
     dataset: str,
     out: Path,
     /,

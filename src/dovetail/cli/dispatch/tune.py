@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Annotated
 
 from dovetail.cli.common import Force, Format, print_json, print_table, progress, whole_numbers
+from dovetail.cli.complete import PYTHON_NAMES
 from dovetail.cli.dispatch.words import check_outputs, file_of
 
 
 def tune(
-    function: str,
+    function: Annotated[str, PYTHON_NAMES],
     /,
     *,
     devices: str = "cpu",
     shape: str | None = None,
     dtype: str = "float32",
-    batch: str | None = None,
+    batch: Annotated[str | None, PYTHON_NAMES] = None,
     dim: int = 0,
     kind: str | None = None,
     types: str | None = None,

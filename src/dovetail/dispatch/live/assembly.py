@@ -15,13 +15,28 @@ from dovetail.dispatch.chunk import ResultFormError
 from dovetail.dispatch.inputs.batch import Source, TensorBatch, TreeBatch
 from dovetail.dispatch.inputs.kinds import BatchKind, kind_of
 from dovetail.dispatch.inputs.trees import closing, mapped, parts_of
-from dovetail.dispatch.live.joining import Join, differs, is_same, joined_results, may_be_items, refuse_unjoinable
+from dovetail.dispatch.live.joining import (
+    Constants,
+    Join,
+    Witness,
+    differs,
+    is_constant,
+    is_same,
+    joined_results,
+    may_be_items,
+    refuse_unjoinable,
+)
 
 _CONSTANTS = (type(None), bool, int, float, complex, str, bytes, np.generic)
 
 
 class BatchOutput(Protocol):
-    """Where results go. Ranges do not overlap, so several threads may write at once."""
+    """Where results go. Ranges do not overlap, so several threads may write at once.
+
+    `witness` is called if all chunks had one size, for what is the same in all of them.
+    """
+
+    witness: Witness | None
 
     def write(self, start: int, stop: int, result: Any) -> None: ...
 
@@ -46,6 +61,7 @@ class Collected:
         self.join = join
         self.total = total
         self.parts: dict[int, tuple[int, Any]] = {}
+        self.witness: Witness | None = None
 
     def write(self, start: int, stop: int, result: Any) -> None:
         if not self.parts and self.reduce is None and self.join is None and stop - start != self.total:
@@ -61,7 +77,8 @@ class Collected:
             values = [mapped(self._sent_home, value) for value in values]
         if self.join == "list" or not values:
             return values or None
-        return joined_results(values, [self.parts[start][0] - start for start in order], self.dim, self.join)
+        sizes = [self.parts[start][0] - start for start in order]
+        return joined_results(values, sizes, self.dim, self.join, self.witness)
 
     def _sent_home(self, leaf: Any) -> Any:
         return leaf.to(self.home) if isinstance(leaf, Tensor) else leaf
@@ -93,6 +110,7 @@ class _Part:
     first: Any
     whole: Any
     kind: BatchKind | None  # if it has rows
+    surely: bool = True  # if it has none: it is the function's own
 
 
 def _has_rows(part: Any, dim: int, rows: int, kind: BatchKind | None) -> bool:
@@ -117,6 +135,8 @@ class Preallocated:
         self._single: Tensor | None = None
         self._collected: Collected | None = None
         self.detached = False  # a device may still write here: what is given out must be copies
+        self.witness: Witness | None = None
+        self._sizes: set[int] = set()  # of chunks
 
     def write(self, start: int, stop: int, result: Any) -> None:
         single = self._single
@@ -182,6 +202,7 @@ class Preallocated:
         if found.keys() != self._places.keys():
             odd = min(found.keys() ^ self._places.keys())
             raise ResultFormError(f"chunks differ in what they return: {odd} is not in all of them")
+        self._sizes.add(stop - start)
         for place, mine in zip(self._places, self._parts, strict=True):
             part = found[place]
             if mine.kind is not None and _has_rows(part, self.dim, stop - start, kind_of(part)):
@@ -193,12 +214,17 @@ class Preallocated:
                 mine.whole, mine.kind = self._at_home(mine.first), None
             if part is not mine.first and not (mine.kind is None and is_same(mine.whole, part)):
                 raise differs(place, part)
+            mine.surely = mine.surely and is_constant([mine.first, part])
 
     def result(self) -> Any:
         if self._collected is not None:
             return self._collected.result()
         if self._parts is None:
             return None
+        known = Constants(self._sizes, None if self._sizes == {self.total} else self.witness)
+        for place, mine in zip(self._places, self._parts, strict=True):
+            if mine.kind is None and not mine.surely and not known.holds(place, mine.whole):
+                raise known.sized(place, mine.whole)
         return self._closed(map(self._given, self._parts))
 
     def _given(self, part: _Part) -> Any:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterator
+from contextlib import contextmanager
 from numbers import Number
-from threading import Lock
+from threading import Condition
 from typing import Any
 
 from dovetail.dispatch.chunk import ResultFormError
@@ -26,13 +27,14 @@ def is_compiled(function: Any) -> bool:
 
 
 class CompiledSizes:
-    """The sizes that were called, of whatever form. One thread at a time compiles: two would do the same twice."""
+    """The sizes that were called, of whatever form. One thread at a time compiles, and nobody calls meanwhile: two
+    would do the same twice, and a call beside a compiler does not always find its own size again."""
 
     def __init__(self, dim: int, padded: bool) -> None:
         self._dim, self._padded = dim, padded
         self._called: set[int] = set()
         self._whole: dict[tuple[str, ...], set[str]] = {}  # by all parts: which of them went whole to every chunk
-        self._lock = Lock()
+        self._gate = _Gate()
 
     def call(self, function: Callable[[Any], Any], source: Source, rows: int, work: Any) -> Any:
         """The function's result for a chunk of so many rows; with copies of the last one if they are too few."""
@@ -51,12 +53,38 @@ class CompiledSizes:
         return whole
 
     def _call(self, function: Callable[[Any], Any], work: Any, rows: int) -> Any:
-        if rows in self._called:
-            return function(work)
-        with self._lock:
+        with self._gate.held(alone=rows not in self._called):
             result = function(work)
         self._called.add(rows)
         return result
+
+
+class _Gate:
+    """Many at once, or one alone."""
+
+    def __init__(self) -> None:
+        self._changed = Condition()
+        self._inside, self._alone = 0, False
+
+    @contextmanager
+    def held(self, alone: bool) -> Iterator[None]:
+        with self._changed:
+            self._changed.wait_for(lambda: not self._alone)
+            self._alone = alone  # who comes later waits
+            try:
+                if alone:
+                    self._changed.wait_for(lambda: not self._inside)
+            except BaseException:  # an interrupt
+                self._alone = False
+                self._changed.notify_all()
+                raise
+            self._inside += 1
+        try:
+            yield
+        finally:
+            with self._changed:
+                self._inside, self._alone = self._inside - 1, self._alone and not alone
+                self._changed.notify_all()
 
 
 def filled(work: Any, rows: int, dim: int, whole: Collection[str] = ()) -> Any:

@@ -13,7 +13,7 @@ import traceback
 from collections import deque
 from collections.abc import Callable, Iterable
 from contextlib import ExitStack
-from threading import Event, Lock
+from threading import Event, Lock, get_ident
 from typing import Any, ClassVar
 
 import torch
@@ -28,7 +28,10 @@ from dovetail.dispatch.live.batch_run import BatchRun
 from dovetail.dispatch.live.card import Card
 from dovetail.dispatch.live.input_changes import called_again
 from dovetail.dispatch.live.staging import Returning, StagingPool, is_staged, pinned_pool, populate
+from dovetail.dispatch.live.torch_threads import usable_cores, use_torch_threads
 from dovetail.dispatch.live.worker import Ended
+
+_COPY_THREADS = 8  # so many copy about as fast as a bus takes it; one does a fifth of that
 
 
 class _Slot:
@@ -88,8 +91,15 @@ class CudaWorker:
         self._whole: dict[int, Tensor] = {}
         self._call: Callable[[Any], Any] = lambda work: work
         self._begun: Event | None = None  # the run whose chunks come now, by its event
+        # Copies of the host's memory are ours, whatever a DataLoader or torchrun left to threads that begin later: one.
+        self._made_by, self._threads = (
+            get_ident(),
+            max(torch.get_num_threads(), min(_COPY_THREADS, usable_cores() // 2)),
+        )
 
     def start(self) -> None:
+        if get_ident() != self._made_by:  # the thread of a caller stays as it is
+            use_torch_threads(self._threads)
         self.card.start()
         if self._pool is None:
             self._pool = pinned_pool()

@@ -21,7 +21,7 @@ from dovetail.dispatch.policies.fixed import Fixed
 from dovetail.dispatch.policies.floor import Floor, Way, charged_s
 from dovetail.dispatch.scheduler import ChunkScheduler
 
-_SHORT_S = 1e-3  # a call that takes less is not shared: to wake other threads costs as much as they can save
+_SHORT_S = 2e-3  # a call that takes less is not shared: to wake other threads and their caches costs a quarter of it
 _LONG = 4  # times that: such a call is not short
 _TIMES = 3  # so often: it is not short any more
 _LOOK_AGAIN = 64  # calls, after which other ways are compared again
@@ -99,7 +99,7 @@ class DirectCalls:
         if isinstance(source, Slices):
             args = (source.slice(0, source.total),)
         items, is_short = source.total, self.is_short(form, source.total)
-        begun_s, cpu_s = perf_counter(), 0.0 if is_short else process_time()
+        begun_s, cpu_s = perf_counter(), process_time()
         try:
             result = function(*args, **kwargs)
         except Exception as error:
@@ -107,11 +107,11 @@ class DirectCalls:
         ended_s = perf_counter()
         if not self.is_timed:
             return result, begun_s, ended_s
-        if is_short:
-            self._check_short(form, ended_s - begun_s)
-            return result, begun_s, ended_s
         cpu_s = process_time() - cpu_s
-        if charged_s(cpu_s, ended_s - begun_s) < _SHORT_S:
+        seconds = charged_s(cpu_s, ended_s - begun_s)
+        if is_short:
+            self._check_short(form, seconds)
+        elif seconds < _SHORT_S:
             self.short(form, items)
         else:
             floor.ended(way, items, ended_s - begun_s, cpu_s)

@@ -26,6 +26,7 @@ from dovetail.dispatch.live.batch_run import NOWHERE, BatchRun, Calling, Hook, M
 from dovetail.dispatch.live.compiled import CompiledSizes, is_compiled
 from dovetail.dispatch.live.direct import DirectCallError, DirectCalls, direct_calls, once_on, report_once
 from dovetail.dispatch.live.errors import Failure
+from dovetail.dispatch.live.input_changes import copy_of
 from dovetail.dispatch.live.joining import Join
 from dovetail.dispatch.live.mapping.run import MapReport, map_over
 from dovetail.dispatch.live.outcome import BatchOutcome, begin_journal, mark_of, run_of
@@ -41,6 +42,7 @@ from dovetail.dispatch.replay import RecordedScheduler
 from dovetail.dispatch.scheduler import ChunkScheduler
 
 _SILENT: AbstractContextManager[None] = nullcontext()
+_FEWER = 8  # rows, or fewer: a call with them shows whether something depends on their number
 _COPIED = 0.04  # of a batch: a device of the same CPU does no longer chunk of it a second time
 
 
@@ -424,7 +426,15 @@ class Dispatcher:
         if isinstance(run.output, Preallocated) and not run.output.on_host:
             run.output.detached = any(self.pool.workers[chunk.device].late for chunk in scheduler.active)
         joining_s, join_cpu_s = perf_counter(), process_time()
-        result = run.output.result() if self.reduce is None or not scheduler.failures else None
+        if self._backend != "ray" and self.pool.init is None:  # else the function may not work here
+            run.output.witness = partial(self._witness, run)
+        try:
+            result = run.output.result() if self.reduce is None or not scheduler.failures else None
+        except ResultFormError:
+            self.tuning.floor(form).unjoinable = True
+            raise
+        finally:
+            run.output.witness = None  # it would keep the batch alive
         joining_s, join_cpu_s = perf_counter() - joining_s, process_time() - join_cpu_s
         if way is not None and total is not None and not scheduler.failures and scheduler.done_items == total:
             probed, floor = any(state.probed for state in scheduler.view.devices), self.tuning.floor(form)
@@ -443,6 +453,11 @@ class Dispatcher:
             handed_over(result)
         mark = mark_of(run.source, missing) if missing and not run.forgets else ""
         return BatchOutcome(result, missing, failures, self._latest, run.output, self._recorded, mark)
+
+    def _witness(self, run: BatchRun, rows: int) -> Any:
+        """What the function gives for other rows than chunks had, on a copy: nothing of this is of the result."""
+        work = run.source.slice(0, min(rows // 2, _FEWER) or 2)
+        return run.calling.on(self.devices[0], home_of(run.source))(copy_of(work))
 
     def _empty(self, source: Source, spread: bool) -> BatchOutcome:
         """No items: one call on none of them gives an empty result of the right form."""

@@ -39,6 +39,11 @@ def called_again(call: Callable[[Any], Any], work: Any, failed: BaseException | 
     return result
 
 
+def copy_of(work: Any) -> Any:
+    """What a function may change without anybody noticing."""
+    return closing(work)(iter([_copy(part) for _, part in parts_of(work)]))
+
+
 def _changed() -> InputChangedError:
     return InputChangedError(
         "the function changes its input in place, so a chunk cannot be done again: its items may be changed "

@@ -1,18 +1,24 @@
-"""Results of all chunks joined as one call would have returned them: by rows, or passed on if all have the same."""
+"""Results of all chunks joined as one call would have returned them: by rows, or passed on if all have the same.
+
+What is the same in all chunks may still depend on their size, as a number of rows does, or a sum of ones. So if all had
+one size, the function is called once more, with fewer rows.
+"""
 
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from itertools import chain
 from typing import Any
 
 import numpy as np
+from torch import Tensor
 
 from dovetail.dispatch.chunk import ResultFormError
 from dovetail.dispatch.inputs.kinds import BatchKind, kind_of
 from dovetail.dispatch.inputs.trees import OPEN, grouped, opened, parts_of
 
+Witness = Callable[[int], Any]  # what the function gives for another number of rows than this one
 Join = Callable[[list[Any], list[int]], Any]  # the values of one part from all chunks, and the chunks' numbers of items
 WAYS_OUT = (
     "give join=, a function of the values of such a part and the chunks' sizes (join='list': the results as they are), "
@@ -20,10 +26,13 @@ WAYS_OUT = (
 )
 
 
-def joined_results(values: list[Any], sizes: list[int], dim: int, join: Join | None = None) -> Any:
+def joined_results(
+    values: list[Any], sizes: list[int], dim: int, join: Join | None = None, witness: Witness | None = None
+) -> Any:
     """What has each chunk's number of rows is joined; the rest must be the same in all chunks, or `join` joins it."""
     if len(values) == 1:
         return values[0]
+    known = Constants(sizes, witness)
 
     def together(group: list[Any], place: str) -> Any:
         first = group[0]
@@ -33,11 +42,12 @@ def joined_results(values: list[Any], sizes: list[int], dim: int, join: Join | N
             return _joined(kind, group, dim, place)
         if kind is None and alike and opened(first) is not None:
             return list(chain.from_iterable(group)) if _are_items(group, sizes, dim, place) else OPEN
-        if alike and all(is_same(first, other) for other in group[1:]):
+        same = alike and all(is_same(first, other) for other in group[1:])
+        if same and (is_constant(group) or known.holds(place, first)):
             return first
         if join is not None:
             return join(group, sizes)
-        raise differs(place, first)
+        raise known.sized(place, first) if same else differs(place, first)
 
     return grouped(together, values)
 
@@ -80,10 +90,51 @@ def is_same(first: Any, other: Any) -> bool:
     return is_comparable(first) and (bool(first == other) or (first != first and other != other))
 
 
+def is_constant(group: list[Any]) -> bool:
+    """Whether these are surely of the function itself: the very same object, of which there may be others like it."""
+    first = group[0]
+    return first is None or (not isinstance(first, int | str | bytes) and all(value is first for value in group))
+
+
+class Constants:
+    """Tells whether what is the same in all chunks is so for another number of rows too."""
+
+    def __init__(self, sizes: Iterable[int], witness: Witness | None) -> None:
+        self._sizes, self._witness = set(sizes), witness
+        self._parts: dict[str, Any] | None = None
+        self._error: Exception | None = None
+
+    def holds(self, place: str, value: Any) -> bool:
+        if len(self._sizes) > 1 or self._witness is None:
+            return True
+        if self._parts is None:
+            try:
+                self._parts = dict(parts_of(self._witness(next(iter(self._sizes))), "result"))
+            except Exception as error:
+                self._parts, self._error = {}, error
+        found = self._parts.get(place, self)
+        if isinstance(found, Tensor) and isinstance(value, Tensor):
+            found = found.to(value.device)
+        return is_same(value, found)
+
+    def sized(self, place: str, value: Any) -> ResultFormError:
+        """The error for a part that is not, or of which it cannot be told."""
+        how = f"a call with fewer fails: {self._error}" if self._error is not None else "differs with fewer rows"
+        rows = next(iter(self._sizes))
+        found = ResultFormError(
+            f"{place}, {_what(value)}, is the same in all chunks of {rows} rows, and {how}; {WAYS_OUT}"
+        )
+        found.__cause__ = self._error
+        return found
+
+
 def differs(place: str, value: Any) -> ResultFormError:
     """A part that is not the same in all chunks, and has no rows to be joined by."""
-    what = f"of shape {list(value.shape)}" if hasattr(value, "shape") else f"a {type(value).__name__}"
-    return ResultFormError(f"{place}, {what}, has no rows of the batch, yet differs between chunks; {WAYS_OUT}")
+    return ResultFormError(f"{place}, {_what(value)}, has no rows of the batch, yet differs between chunks; {WAYS_OUT}")
+
+
+def _what(value: Any) -> str:
+    return f"of shape {list(value.shape)}" if hasattr(value, "shape") else f"a {type(value).__name__}"
 
 
 def refuse_unjoinable(result: Any, rows: int) -> None:

@@ -209,9 +209,7 @@ class WorkerPool:
 
     def _work(self, i: int) -> None:
         worker = self.workers[i]
-        with self.lock:
-            for run in self.runs[:]:
-                self._drop_lost(run)
+        self._drop_lost_devices()
         ended: list[Ended] = []
         held = 0
         with ExitStack() as modes:
@@ -341,8 +339,12 @@ class WorkerPool:
 
     def _lose(self, i: int, error: BaseException) -> None:
         self.lost[i] = error
-        for run in self.runs[:]:
-            self._drop_lost(run)
+        self._drop_lost_devices()
+
+    def _drop_lost_devices(self) -> None:
+        with self.lock:
+            for run in self.runs[:]:
+                self._drop_lost(run)
 
     def _drop_lost(self, run: BatchRun) -> None:
         """Take devices that are gone out of a run."""

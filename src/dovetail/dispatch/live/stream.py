@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 
 from dovetail.dispatch.inputs.batch import handed_over
 from dovetail.dispatch.live.batch_run import BatchRun
+from dovetail.dispatch.live.joining import Witness
 from dovetail.dispatch.live.pool import WorkerPool
 
 _POLL_S = 0.05  # after which a reader looks whether the end has come
@@ -23,6 +24,8 @@ class Piece(NamedTuple):
 
 class Streamed:
     """An output that hands results on instead of keeping them."""
+
+    witness: Witness | None = None
 
     def __init__(self) -> None:
         self.queue: SimpleQueue[Piece] = SimpleQueue()

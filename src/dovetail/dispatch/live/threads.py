@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
 from functools import partial
 from time import process_time, thread_time
 from typing import Any
 
-import torch
-
 from dovetail.dispatch.chunk import Chunk
 from dovetail.dispatch.inputs.devices import NodeDevice, of_one_cpu
 from dovetail.dispatch.live.batch_run import BatchRun
 from dovetail.dispatch.live.input_changes import called_again
+from dovetail.dispatch.live.torch_threads import usable_cores, use_torch_threads
 from dovetail.dispatch.live.worker import Ended, Worker
 
 
@@ -30,11 +28,11 @@ class HostWorker:
         self._call: Callable[[Any], Any] = lambda work: work
         self._touches = True
         self._done: list[Ended] = []
-        self._before = torch.get_num_threads()  # here: on its own thread it may be what another worker has set
+        self._before = 0
 
     def start(self) -> None:
         if self.threads:
-            torch.set_num_threads(self.threads)
+            self._before = use_torch_threads(self.threads)
 
     def begin(self, run: BatchRun) -> None:
         self._call, self._touches = run.call_on(self.device), run.touches(self.device)
@@ -60,8 +58,8 @@ class HostWorker:
         return done
 
     def stop(self) -> None:
-        if self.threads:  # it may have been the thread of the caller; and new threads begin with what was set last
-            torch.set_num_threads(self._before)
+        if self._before:  # it may have been the thread of the caller
+            use_torch_threads(self._before)
 
 
 def make(device: NodeDevice, devices: list[NodeDevice]) -> Worker:
@@ -80,5 +78,4 @@ def _threads(device: NodeDevice, devices: list[NodeDevice]) -> int:
     if device.kind != "cpu" or device.threads:
         return device.threads
     shared = sum(other.kind == "cpu" for other in devices)
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    return max(1, (cores - len(devices) + shared) // shared) if len(devices) > 1 else 0
+    return max(1, (usable_cores() - len(devices) + shared) // shared) if len(devices) > 1 else 0

@@ -22,6 +22,7 @@ from dovetail.dispatch.inputs.devices import NodeDevice, of_one_cpu
 from dovetail.dispatch.inputs.size_search import UNLIMITED
 from dovetail.dispatch.policies.base import DeviceState
 from dovetail.dispatch.policies.floor import Floor
+from dovetail.dispatch.policies.one_cpu import OneCpuFloor
 
 _VERSION = 3
 _FEWER = 4  # times as large: sizes that another device has tried
@@ -124,7 +125,7 @@ class TuningCache:
 
     def floor(self, form: Any) -> Floor:
         """What batches of this form took, with all devices and with fewer."""
-        return self._floors.setdefault(form, Floor(self._shared))
+        return self._floors.setdefault(form, OneCpuFloor() if self._shared else Floor())
 
     def met_again(self, form: Any, items: int) -> bool:
         """Whether a batch may be done with one call: of what is compiled, when others of its size came before."""

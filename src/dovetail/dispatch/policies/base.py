@@ -13,13 +13,13 @@ from dovetail.dispatch.inputs.size_search import UNLIMITED, SizeSearch
 DECLINE = 0  # the others finish it sooner; ask again whenever a chunk ends
 WAIT = -1  # full; ask again when one of this device's own chunks ends
 
-PREFIX = 0.04  # of a batch, in small chunks, shows what it costs to do it in another way
+PREFIX = 0.03  # of a batch, in small chunks, shows what it costs to do it in another way
 DEARER = 1.25  # times the CPU time of one call: so much may be spent for an earlier end, and no more
 _SMALL = 8  # such chunks
 _PARTS = 4  # of a device's share, later
 CALLS = 0.02  # of what one call takes: so much may the small calls of a look cost; else they are fewer
 _PROBE = 0.4  # of the time that is left: no measurement may take longer
-_NEW = 0.1  # least weight of the newest observation
+_NEW = 0.25  # least weight of the newest observation
 _FAR = 0.4  # a time this far off, as a logarithm, is no noise: the device has changed, or was disturbed
 _CHECKED = 3  # first chunks, by which a curve from before is judged
 _OTHER = 0.7  # a median of theirs this far off, as a logarithm: it is another curve
@@ -62,7 +62,6 @@ class DeviceState:
     few: bool = False  # its function is compiled for every size anew
     probed: bool = False  # chunks of this batch were done one at a time, to find sizes
     one_s: float = 0.0  # per item, of one call: the rest of this run is done so if chunks cost much more; 0: it is not
-    tried: bool = False  # runs were done in this way before
 
     def __post_init__(self) -> None:
         if self.curve is None and self.size is None and self.search is None:

@@ -134,8 +134,7 @@ def _careful(n: int, me: DeviceState, view: View) -> int:
     """Where one call costs least of a CPU: small chunks first, and one call with the rest if they cost too much."""
     if view.too_dear:
         return int(min(view.remaining, me.limit))
-    is_new = not me.tried and view.done < PREFIX * view.total
-    return min(n, me.watched(view.total, len(view.devices), is_new))
+    return min(n, me.watched(view.total, len(view.devices), is_new=view.done < PREFIX * view.total))
 
 
 def items_until(state: DeviceState, end_s: float, now_s: float) -> float:
