@@ -183,6 +183,11 @@ def main() -> None:
             "shares": SHARES,
             "rates": rates,
             "off_at_most_percent": {k: 100 * v for k, v in off.items()},
+            "predicted_and_measured": [
+                [round(row[side][figure], 2) for side in ("simulated", "live")]
+                for row in rows.values()
+                for figure in off
+            ],
             "policies": rows,
         }
     )

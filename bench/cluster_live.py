@@ -177,6 +177,11 @@ def fidelity(
         "order": order["live_s"],
         "order_simulated_otherwise_though_sure": sum(pair["sure"] and not pair["simulated_alike"] for pair in pairs),
         "pairs": pairs,
+        "predicted_and_measured": [
+            [row[figure]["simulated_s"], row[figure]["live_s"]]
+            for row in rows.values()
+            for figure in ("jct", "makespan")
+        ],
         "policies": rows,
     }
 

@@ -179,7 +179,10 @@ def test_a_service_by_its_address_may_have_what_is_not_here(served: Any, capsys:
         (["serve", "--live", "graze=1", "--types", "v100=1", "--state", "x"], "did you mean 'grace'"),
         (["serve", "--types", "v100=1", "--address", "127.0.0.1:1"], "leave them out, or the address"),
         (["explain", "1", "--state", "/nowhere"], "no service answers in /nowhere"),
-        (["explain", "1"], "no *.jsonl in this folder (name one with --journal), and no service answers in"),
+        (
+            ["explain", "1"],
+            "no *.jsonl of a cluster in this folder (name one with --journal), and no service answers in",
+        ),
         (
             ["replay", __file__, "--types", "v100=1", "--url", "http://a:1"],
             "--types: a service of its own has no --url",

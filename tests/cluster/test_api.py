@@ -333,7 +333,7 @@ def test_what_was_assumed_is_told_of_the_jobs_that_are_read() -> None:
     rows = [{"timestamp": 10 * i, "duration": 60 * (i != 1), "num_gpus": 1} for i in (2, 0, 1, 3, 4)]
     for most, drawn, dropped in ((None, 4, 1), (2, 2, 0), (3, 3, 1)):
         notes = cluster.load(cluster="a100=2", trace=rows, jobs=most).notes
-        assert f"models drawn by hash for {drawn} jobs, steps told from their time on a100" in notes
+        assert f"models drawn by hash for {drawn} jobs, steps told from their time on v100" in notes
         assert (f"left out: {dropped} x jobs that took no time" in notes) is bool(dropped)
 
 
@@ -389,3 +389,24 @@ def test_the_older_rules_say_themselves_why_they_reject() -> None:
 def test_a_checkpoint_needs_a_folder(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="there is no folder"):
         cluster.simulate(cluster.load(cluster="v100=2", jobs=2), checkpoint_file=tmp_path / "slip" / "run.ck")
+
+
+def test_progress_is_never_more_than_all_there_is() -> None:
+    told: list[tuple[int, int]] = []
+    loaded = cluster.load(cluster="v100=4", jobs_per_hour=1.0, window=(2, 6))
+    cluster.simulate(
+        loaded,
+        "shortest_remaining",
+        journal=False,
+        longest_queue=1e6,
+        progress=lambda done, of: told.append((done, of)),
+    )
+    assert told
+    assert all(done <= of == 6 for done, of in told)
+
+
+def test_a_job_that_is_rejected_is_not_said_to_run_over_several_servers() -> None:
+    model = "ResNet-50 (batch size 64)"
+    wide = [{"arrival_s": 0, "model": model, "width": 8, "duration_s": 900}]
+    assert not [note for note in cluster.load(cluster="l4=4", trace=wide).notes if "over several servers" in note]
+    assert [note for note in cluster.load(cluster="l4=8", trace=wide).notes if "over several servers" in note]

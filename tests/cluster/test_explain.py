@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -227,8 +228,11 @@ def _main(words: Sequence[str], capsys: pytest.CaptureFixture[str]) -> str:
 def test_the_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.chdir(tmp_path)
     assert cli.main(["cluster", "explain", "3"]) == 2
-    assert "no *.jsonl in this folder" in capsys.readouterr().err
+    assert "no *.jsonl of a cluster in this folder" in capsys.readouterr().err
     _main(["cluster", "simulate", "--jobs", "9", "-c", "1:1:1", "--journal", "run.jsonl"], capsys)
+    newer = tmp_path / "host.jsonl"  # of another level
+    newer.write_bytes((tmp_path / "run.jsonl").read_bytes().splitlines()[0].replace(b'"cluster"', b'"host"', 1) + b"\n")
+    os.utime(newer, ns=(2**62, 2**62))
     text = _main(["cluster", "explain", "3"], capsys)
     assert "Job 3 arrived at 0.00 s" in text
     assert "waited" in text

@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dovetail.cluster.inputs.generate import GeneratedJobs, jobs_per_hour
+from dovetail.cluster.inputs.scenario import load
 from dovetail.cluster.inputs.templates import TEMPLATES
 from dovetail.cluster.inputs.throughputs import RateEntry, table
 from dovetail.cluster.inputs.traces import read_trace
@@ -148,3 +149,21 @@ def test_generated_jobs_survive_the_old_format(
         assert one.arrival_s == pytest.approx(other.arrival_s, abs=1e-6)
         if due:
             assert other.due_s == pytest.approx(one.due_s, rel=0.01)  # by whole steps and six digits
+
+
+def test_generated_jobs_are_the_same_on_every_cluster_unless_a_type_is_named() -> None:
+    def steps(cluster: str, **more: str) -> list[float]:
+        jobs = load(cluster=cluster, jobs=4, **more).setup.jobs
+        return [job.steps for job in jobs]
+
+    everywhere = steps("8:8:8")
+    for cluster in ("l4=4", "a100=4,l4=1", "l4=1,a100=4"):
+        assert steps(cluster) == everywhere
+    assert steps("l4=4", durations_on="l4") != everywhere
+    assert steps("a100=4", durations_on="l4") == steps("l4=4", durations_on="l4")
+    assert any("drawn by their time on v100" in note for note in load(cluster="l4=4", jobs=4).notes)
+    with pytest.raises(InputError, match="no published figures for the accelerator 'l5'"):
+        load(cluster="l4=4", jobs=4, durations_on="l5")
+    rates = [{"model": "A", "type": "l3", "steps_per_s": 1.0}]
+    with pytest.raises(InputError, match="durations_on: no throughputs for the type 'l4'"):
+        load(cluster="l3=4", jobs=4, throughputs=rates, durations_on="l4")

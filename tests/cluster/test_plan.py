@@ -27,8 +27,8 @@ RATES = [
 ]  # fmt: skip
 
 
-def _jobs(rng: Random, count: int) -> list[dict[str, Any]]:
-    rows, at_s = [], 0.0
+def _jobs(rng: Random, count: int, at_s: float = 0.0) -> list[dict[str, Any]]:
+    rows = []
     for _ in range(count):
         model, width = rng.choice([("A", 1), ("B", 1), ("A", 2)])
         rows.append(
@@ -44,7 +44,7 @@ def _figure(target: str, rows: list[dict[str, Any]], done: dict[int, float]) -> 
     if target == "mean":
         return float(took.mean())
     if target == "makespan":
-        return float((took + [row["arrival_s"] for row in rows]).max())
+        return float((took + [row["arrival_s"] for row in rows]).max() - rows[0]["arrival_s"])
     if target == "deadlines":
         due = [took[i] > row["due_s"] for i, row in enumerate(rows) if "due_s" in row]
         return float(np.mean(due))
@@ -62,7 +62,7 @@ def _every_plan(rows: list[dict[str, Any]], offers: dict[str, Any], policy: Any,
         run = cluster.simulate(loaded, policy, journal=False)
         paid = 0.0
         for name, offer in chosen.items():
-            all_day = offer["price_per_hour"] * offer["count"] * run.figures.makespan_s / 3600
+            all_day = offer["price_per_hour"] * offer["count"] * (run.figures.makespan_s - rows[0]["arrival_s"]) / 3600
             paid += run.outcome.cost_by_type[name] if offer.get("paid") == "held" else all_day
         found[counts] = (paid, _figure(target, rows, run.completion_s))
     return found
@@ -87,10 +87,10 @@ def _limited(target: str, limit: float) -> dict[str, Any]:
     return {"percentile": {float(target[1:]): limit}}
 
 
-@pytest.mark.parametrize("seed", range(5))
-def test_against_all_plans(seed: int) -> None:
+@pytest.mark.parametrize(("seed", "begins_s"), [*((seed, 0.0) for seed in range(5)), (3, 1e5), (4, 1e5)])
+def test_against_all_plans(seed: int, begins_s: float) -> None:
     rng = Random(seed)
-    rows = _jobs(rng, 6)
+    rows = _jobs(rng, 6, begins_s)
     offers: dict[str, Any] = {
         "fast": {"count": 3, "price_per_hour": rng.uniform(1, 4), "paid": rng.choice(["always", "held"])},
         "slow": {"count": 2, "price_per_hour": rng.uniform(0.2, 1), "paid": rng.choice(["always", "held"])},
@@ -249,6 +249,7 @@ def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
     text = capsys.readouterr().out
     assert "the plan" in text
     assert "No plan can cost less than" in text
+    assert "`held` offers while held (simulate's: all while held)" in text
     assert f"Written to {out}" in text
     assert cli.main([*words, "--format", "json"]) == 0
     told = json.loads(capsys.readouterr().out)
@@ -261,6 +262,24 @@ def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
     assert "no plan (all there may be: no schedule has p95 below" in capsys.readouterr().out
     assert cli.main(["cluster", "plan", "-c", "v100=2", "--p95", "9", "--percentile", "x=1"]) == 2
     assert "--percentile x=1: expected numbers, as 90=3600" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("order", ["l4=4,a100=4", "a100=4,l4=4"])
+@pytest.mark.parametrize("more", [[], ["--durations-on", "h100"]])
+def test_a_plan_that_leaves_a_type_out_meets_the_same_jobs(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], order: str, more: list[str]
+) -> None:
+    jobs, out = tmp_path / "jobs.csv", tmp_path / "cluster.yaml"
+    model = "ResNet-50 (batch size 64)"
+    jobs.write_text(f"arrival_s,model,duration_s\n0,{model},9000\n0,{model},7000\n0,{model},8000\n")
+    words = ["-t", str(jobs), *more, "--format", "json"]
+    plan = ["cluster", "plan", "-c", order, "--p95", "20000", "--minimise", "accelerators", "--out", str(out)]
+    assert cli.main([*plan, *words]) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert 0 in told["plan"]["counts"].values()
+    assert any(f"durations are on {more[-1] if more else 'v100'}" in note for note in told["notes"])
+    assert cli.main(["cluster", "simulate", "-c", str(out), *words]) == 0
+    assert json.loads(capsys.readouterr().out)["p95_jct_s"] == pytest.approx(told["plan"]["figures"]["p95"])
 
 
 def test_no_more_plans_are_simulated_than_asked_for() -> None:

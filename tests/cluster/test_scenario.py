@@ -222,7 +222,8 @@ def test_the_old_log_has_the_lines_that_scripts_look_for() -> None:
 
 def test_jobs_that_no_server_holds_or_no_type_are_told(trace: Path) -> None:
     loaded = load(cluster="v100=1,l4=1", trace=trace)
-    assert "1 job is wider than every server (1), and runs at" in loaded.notes[-1]
+    assert "wider" not in str(loaded.notes)  # it is rejected, and that is told when it is
+    assert "1 job is wider than every server (1), and runs at" in load(cluster="v100=2", trace=trace).notes[-1]
     assert "wider" not in str(load(cluster="v100=2", per_server=2, trace=trace).notes)
     why = "1 rejected: no type has enough accelerators that they run on (they are 2 wide); there are 1 v100, 1 l4"
     assert simulate(loaded, "fifo", journal=False).notes[-1] == why

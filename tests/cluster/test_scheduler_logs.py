@@ -406,6 +406,17 @@ def test_what_ray_answers_and_writes(tmp_path: Path) -> None:
     assert found.dropped == {"events of other things": 1}
     with pytest.raises(InputError, match=r"jobs.json:1: end_time: expected milliseconds, found 'late'"):
         _read(tmp_path, json.dumps([job | {"end_time": "late"}]), "jobs.json")
+    with pytest.raises(InputError, match=r"entrypoint_num_gpus: expected a number from 0 to [\d,]+, found -1.0"):
+        _read(tmp_path, json.dumps([job | {"entrypoint_num_gpus": -1.0}]), "jobs.json")
+
+
+def test_a_file_that_was_cut_off_is_called_truncated(tmp_path: Path) -> None:
+    for text in (json.dumps(json.loads(_listed([WORKLOAD]))), _listed([WORKLOAD])):
+        for end in range(len(text) // 2, len(text) - 1, 7):
+            with pytest.raises(InputError, match=r"expected an object as JSON, found .*: is it truncated\?$"):
+                _read(tmp_path, text[:end], format="kubernetes")
+    with pytest.raises(InputError, match=r"expected an object as JSON, found '\{\]\}'$"):
+        _read(tmp_path, "{]}", format="kubernetes")
 
 
 def test_what_this_version_of_ray_prints(tmp_path: Path) -> None:

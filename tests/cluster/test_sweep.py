@@ -50,6 +50,12 @@ def test_the_tree_is_that_of_older_sweeps(tmp_path: Path) -> None:
     assert profiled.path.parts[-4:-1] == ("profiling_percentage=0.500000", "num_reference_models=16", "seed=0")
 
 
+def test_clusters_of_other_types_meet_the_same_jobs() -> None:
+    cells = [SweepCell(scenario=Scenario(cluster=f"{kind}=4", jobs=6), policy="isolated") for kind in ("l4", "h100")]
+    slow, fast = (run_cell(cell)["avg_jct_s"] for cell in cells)
+    assert fast < 0.9 * slow
+
+
 def test_cutoffs_leave_heavy_loads_out(tmp_path: Path) -> None:
     grid = grid_in(tmp_path, cutoffs={"2:2:2": {"isolated": 2.0}, "1:1:1": {"max_min_fairness_perf": 0.1}})
     left = {(cell.policy, cell.row()["jobs_per_hour"]) for cell in grid.cells()}

@@ -22,6 +22,7 @@ from tests.ports import lasting_port
 pytest.importorskip("torch")
 ROOT = Path(__file__).parents[3]
 SCRIPTS = ROOT / "examples" / "cluster" / "training"
+pytestmark = pytest.mark.xdist_group("scripts")  # one process imports for all
 STEPS, STOPS = 26, (3, 10, 21)  # a pass over the images has 10 steps, over the text 24
 Runner = Callable[..., int]
 

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Annotated, Any
 
 from dovetail.cli.cluster.place import PLACE, ClusterFlags
 from dovetail.cli.common import Flag, Format, Pairs, live_table, pairs, print_json, show_live, value
+from dovetail.cli.complete import CLUSTER_NODES, policies_of
 from dovetail.core.errors import InputError, within
 
 
@@ -67,7 +68,7 @@ def _of(job: dict[str, Any], column: str) -> Any:
 
 
 def policy(
-    name: str | None = None,
+    name: Annotated[str | None, policies_of("cluster")] = None,
     /,
     *,
     option: Pairs | None = None,
@@ -100,7 +101,7 @@ def policy(
         print(" ".join([now["policy"], *(f"{key}={each}" for key, each in now["options"].items())]))
 
 
-def drain(node: str, /, *, format: Format = "table", place: ClusterFlags = PLACE) -> None:
+def drain(node: Annotated[str, CLUSTER_NODES], /, *, format: Format = "table", place: ClusterFlags = PLACE) -> None:
     """Lease nothing more on a node; jobs that are there leave when the round is over.
 
     Example: dovetail cluster drain node-3
@@ -117,7 +118,7 @@ def drain(node: str, /, *, format: Format = "table", place: ClusterFlags = PLACE
     _tell(node, "drained", format)
 
 
-def undrain(node: str, /, *, format: Format = "table", place: ClusterFlags = PLACE) -> None:
+def undrain(node: Annotated[str, CLUSTER_NODES], /, *, format: Format = "table", place: ClusterFlags = PLACE) -> None:
     """Lease on a node again.
 
     Example: dovetail cluster undrain node-3

@@ -3,13 +3,22 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Annotated
 
 from dovetail.cli.cluster.place import PLACE, ClusterFlags
 from dovetail.cli.common import Format, newest, print_json, print_table
+from dovetail.cli.complete import JOURNAL_JOBS
 from dovetail.core.errors import InputError
 
 
-def explain(job: str, /, *, journal: Path | None = None, format: Format = "table", place: ClusterFlags = PLACE) -> int:
+def explain(
+    job: Annotated[str, JOURNAL_JOBS],
+    /,
+    *,
+    journal: Path | None = None,
+    format: Format = "table",
+    place: ClusterFlags = PLACE,
+) -> int:
     """Tell where and when a job ran, why it waited and who held what it could have used.
 
     Example: dovetail cluster explain 17 --journal run.jsonl
@@ -20,11 +29,16 @@ def explain(job: str, /, *, journal: Path | None = None, format: Format = "table
     job
         The job's number, counted in order of arrival (from 0, of a live cluster from 1), or its name.
     journal
-        The run's journal; by default the newest *.jsonl here, else a live cluster is asked.
+        The run's journal; by default the newest *.jsonl of a cluster here, else a live cluster is asked.
     format
         table for sentences, json for data.
     """
-    if place == PLACE and journal is None and (journal := newest("*.jsonl")) is not None and format == "table":
+    if (
+        place == PLACE
+        and journal is None
+        and (journal := newest("*.jsonl", level="cluster")) is not None
+        and format == "table"
+    ):
         print(f"{journal}:")
     if place != PLACE or journal is None:
         if journal is not None:
@@ -34,7 +48,7 @@ def explain(job: str, /, *, journal: Path | None = None, format: Format = "table
         try:
             found = place.connect().explain(int(job))
         except InputError as error:
-            here = "" if place != PLACE else "no *.jsonl in this folder (name one with --journal), and "
+            here = "" if place != PLACE else "no *.jsonl of a cluster in this folder (name one with --journal), and "
             raise InputError(f"{here}{error}") from None
         print_json(found.stories) if format == "json" else print(found.text)
         return 0

@@ -9,6 +9,7 @@ from cyclopts import App, Parameter
 
 from dovetail.cli.cluster.flags import JobFlags, RuleFlags, Words, WorkFlags
 from dovetail.cli.common import Format, Numbers, Pairs, pairs, print_json, print_table, progress
+from dovetail.cli.complete import policies_of
 from dovetail.core.errors import InputError
 
 if TYPE_CHECKING:
@@ -18,7 +19,7 @@ app = App(name="figure", help="Published figures by one command each: a table or
 _WORK, _JOBS, _RULES = WorkFlags(), JobFlags(), RuleFlags()
 _AWARE = ("max_min_fairness", "max_min_fairness_perf")
 _Reals = Annotated[tuple[float, ...], Parameter(consume_multiple=True, negative=())]
-_Policies = Annotated[Words, Parameter(alias=["-p", "--policies"])]
+_Policies = Annotated[Words, policies_of("cluster"), Parameter(alias=["-p", "--policies"])]
 _Processes = Annotated[int | None, Parameter(alias="-j")]
 
 
@@ -224,7 +225,7 @@ def entities(
     /,
     *,
     parts: int = 20,
-    policy: Annotated[str, Parameter(alias="-p")] = "max_min_fairness_water_filling_perf",
+    policy: Annotated[str, policies_of("cluster"), Parameter(alias="-p")] = "max_min_fairness_water_filling_perf",
     option: Pairs | None = None,
     work: WorkFlags = _WORK,
     jobs: JobFlags = _JOBS,

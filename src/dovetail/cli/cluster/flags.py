@@ -65,6 +65,8 @@ class RuleFlags:
     "Steps per second of every job: the old JSON, our table, or rates. Without it, the built-in model's estimates."
     rates: Path | None = None
     "A rate table: steps/s by kind, type and width over the throughputs, cold starts as restarts."
+    durations_on: str = ""
+    "The type that jobs' durations are on; v100 if left out, or of throughputs without it the first that runs most."
     profiles: Path | None = None
     "A folder of applications' profiles: rates then depend on batch, placement and progress."
     throughput_params: Path | None = None
@@ -82,7 +84,7 @@ class RuleFlags:
     compat: Literal["gavel", "sia"] | None = None
     "gavel: the older simulator's rules and accounts, for comparison with its results; sia: rounds as in Sia's."
     prices: Path | None = None
-    "Prices over time, CSV with time_s, type, price; without it those of the cluster's file, else GCP's."
+    "Prices over time, CSV time_s, type, price; else those of the cluster's file, else GCP's (V100, P100, K80), else 1."
     per_instance_type_prices_dir: Path | None = None
     "A folder of clouds' price histories, in the place of --prices."
     available_clouds: Words = CLOUDS
@@ -109,6 +111,7 @@ class RuleFlags:
             per_server=self.num_gpus_per_server,
             throughputs=self.throughputs_file,
             rates=self.rates,
+            durations_on=self.durations_on,
             profiles=self.profiles,
             throughput_params=self.throughput_params,
             prices=self.prices or self.per_instance_type_prices_dir,

@@ -14,6 +14,7 @@ from cyclopts import Parameter
 from dovetail.cli.cluster.flags import Words
 from dovetail.cli.cluster.place import PLACE, ClusterFlags
 from dovetail.cli.common import Flag, Format, Numbers, Pairs, pairs, print_json, print_table
+from dovetail.cli.complete import CLUSTER_JOBS
 from dovetail.cli.verbs import check_command
 from dovetail.core.errors import InputError, within
 from dovetail.core.service.client import ServiceError
@@ -206,7 +207,7 @@ def list_jobs(
     print_json(found) if format == "json" else print_table(_COLUMNS, map(_cells, found))
 
 
-def status(job: int, /, *, format: Format = "table", place: ClusterFlags = PLACE) -> None:
+def status(job: Annotated[int, CLUSTER_JOBS], /, *, format: Format = "table", place: ClusterFlags = PLACE) -> None:
     """Show a job of a live cluster: its state, progress, place and leases.
 
     Example: dovetail cluster status 17
@@ -229,7 +230,7 @@ def status(job: int, /, *, format: Format = "table", place: ClusterFlags = PLACE
 
 
 def logs(
-    job: int,
+    job: Annotated[int, CLUSTER_JOBS],
     /,
     *,
     rank: int = 0,
@@ -261,7 +262,7 @@ def logs(
         raise InputError(f"--rank {rank}: job {job} has {width} {'process' if width == 1 else 'processes'}, from 0 on")
 
 
-def cancel(*job: int, format: Format = "table", place: ClusterFlags = PLACE) -> int:
+def cancel(*job: Annotated[int, CLUSTER_JOBS], format: Format = "table", place: ClusterFlags = PLACE) -> int:
     """Cancel jobs of a live cluster, whether they wait or run.
 
     Example: dovetail cluster cancel 17 18

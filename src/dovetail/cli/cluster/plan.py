@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
 _WORK, _JOBS, _RULES = WorkFlags(), JobFlags(), RuleFlags()
 _SHOWN = 12  # plans in the table
+_PAID = "Cost is from the first arrival until all is done, `held` offers while held (simulate's: all while held)."
 
 
 def plan(
@@ -59,13 +60,13 @@ def plan(
     mean
         The mean completion time.
     makespan
-        The time until everything is done.
+        The time from the first arrival until everything is done.
     deadlines
         The largest share of deadlines that may be missed, 0 to 1.
     percentile
         Any other percentile, as 90=3600.
     minimise
-        cost: what is paid until all is done; accelerators: how many there are.
+        cost: what is paid from the first arrival until all is done; accelerators: how many there are.
     policy
         Who decides.
     option
@@ -148,6 +149,7 @@ def _show(found: ClusterPlan, out: Path | None) -> None:
         counts = ", ".join(f"{count} {name}" for name, count in best.counts.items() if count)
         print(f"{limits}: {counts}, cost {_money(best.cost)} ({found.reason})")
         print(_least(found))
+        print(_PAID)
         alone = ", ".join(f"{_named(name)} {_figure(name, value)}" for name, value in found.alone.items())
         print(f"If no job ever waited: {alone}.")
         if found.exact:

@@ -28,6 +28,7 @@ def generate(
     flags: JobFlags = _JOBS,
     cluster_spec: Annotated[str, Parameter(alias="-c")] = "8:8:8",
     throughputs_file: Path | None = None,
+    durations_on: str = "",
     entities: int = 0,
     seed: int = 0,
     to: TraceKind = "table",
@@ -52,6 +53,8 @@ def generate(
         The accelerators, whose types the throughputs are for.
     throughputs_file
         Steps per second of every job; without it, the built-in model's estimates.
+    durations_on
+        The type that durations are on; v100 if left out, or of throughputs without it the first that runs most.
     entities
         Jobs belong to so many entities.
     seed
@@ -67,7 +70,7 @@ def generate(
         entities=(str(entities),) if entities else (),
         seed=seed,
     )
-    _write(work.scenario(flags, RuleFlags(throughputs_file=throughputs_file)), out, to)
+    _write(work.scenario(flags, RuleFlags(throughputs_file=throughputs_file, durations_on=durations_on)), out, to)
 
 
 def import_trace(
@@ -83,6 +86,7 @@ def import_trace(
     cluster_spec: Annotated[str, Parameter(alias="-c")] = "8:8:8",
     num_gpus_per_server: str = "",
     throughputs_file: Path | None = None,
+    durations_on: str = "",
     most: int | None = None,
     to: TraceKind = "table",
     format: Format = "table",
@@ -120,6 +124,8 @@ def import_trace(
         Accelerators in one server, as simulate takes it: jobs that no server can hold are told.
     throughputs_file
         Steps per second of every job; without it, the built-in model's estimates.
+    durations_on
+        The type that durations are on; v100 if left out, or of throughputs without it the first that runs most.
     most
         At most so many jobs, the first ones.
     to
@@ -137,6 +143,7 @@ def import_trace(
         cluster=cluster_spec,
         per_server=num_gpus_per_server,
         throughputs=throughputs_file,
+        durations_on=durations_on,
         jobs=most,
         map=pairs("--map", [item for word in map or [] for item in word.split(",")]),
         model=one_or_named("--model", model),

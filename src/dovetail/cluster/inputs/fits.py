@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import numpy as np
+
 from dovetail.cluster.inputs.setup import ClusterSetup
 
 _LITTLE = 1.01  # times slower: not worth a note
@@ -15,7 +17,8 @@ def spread_note(setup: ClusterSetup) -> str:
     wide, slower = 0, 1.0
     for job in setup.jobs:
         kind = index.get((job.model, job.width))
-        runs = [] if kind is None else [j for j in range(len(known.types)) if known.spread[kind, j] > 0]
+        able = [] if kind is None else (known.spread[kind] > 0) & (setup.counts >= job.width)  # others are rejected
+        runs = np.flatnonzero(able).tolist()
         if runs and all(job.width > setup.per_server[j] for j in runs):
             loss = max(float(known.alone[kind, j] / known.spread[kind, j]) for j in runs)
             wide, slower = wide + (loss > _LITTLE), max(slower, loss)

@@ -204,13 +204,15 @@ class ProfileMapper(Mapper):
         types: tuple[str, ...],
         counts: Iterable[int],
         per_server: Iterable[int],
+        durations_on: str = "",
     ) -> None:
         super().__init__(None)
         self._applications, self._types = applications, types
         self._per_server = tuple(per_server)
         self._widest = min(max(counts), MOST_WIDTH)
         self._alone: dict[str, list[list[float]]] = {}  # by model: rates by width and type
-        self.reference = types[0]
+        self.reference = durations_on
+        self._at = types.index(durations_on or types[0])
 
     @property
     def ready(self) -> bool:
@@ -248,7 +250,7 @@ class ProfileMapper(Mapper):
         if width > self._widest:
             raise InputError(f"width {width}: expected at most {self._widest}")
         self.used[model, width] = None
-        return rates[width - 1][0]
+        return rates[width - 1][self._at]
 
     def guessed(self, kinds: Iterable[tuple[str, int]]) -> list[tuple[str, int]]:
         return []

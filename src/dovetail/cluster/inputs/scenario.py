@@ -28,11 +28,13 @@ from dovetail.cluster.inputs.prices import GCP, Prices, constant, read_prices
 from dovetail.cluster.inputs.profiles import ProfileMapper, read_profiles
 from dovetail.cluster.inputs.setup import ClusterSetup, Outage
 from dovetail.cluster.inputs.throughputs import (
+    REFERENCE,
     ThroughputsError,
     check_rates,
     from_rates,
     overlaid,
     read_throughputs,
+    reference_type,
     restart_prices,
 )
 from dovetail.cluster.inputs.traces import read_trace
@@ -78,6 +80,7 @@ class Scenario(Struct, frozen=True, kw_only=True):
     priorities: bool = False
     deadlines: bool = False
     duration_s: float | None = None
+    durations_on: str = ""  # the type that durations are on; "": v100, or of throughputs without it their first
     steady_state: bool = False
     entities: dict[str, float] = field(default_factory=dict)  # weights
     prices: Path | list[Any] | None = None
@@ -148,11 +151,13 @@ def load(scenario: Scenario | None = None, /, **fields: Any) -> LoadedScenario:
         known, notes = _throughputs(scenario, spec, table, named.of)
     else:
         known = profiled.throughputs
+    timed = None if profiled is not None else _timed(scenario, known, table)
     if scenario.trace is not None:
         rows = given_rows("trace", scenario.trace) if isinstance(scenario.trace, list) else scenario.trace
         trace = read_trace(
             rows,
             known,
+            timed=timed,
             profiled=profiled,
             format=scenario.trace_format,
             widths=scenario.widths,
@@ -168,7 +173,10 @@ def load(scenario: Scenario | None = None, /, **fields: Any) -> LoadedScenario:
         _check_window(scenario, len(trace.jobs))
         _check_length(trace.jobs, known.of_types(spec.of), _named(scenario.trace, "trace"))
     else:
-        jobs = generated(scenario, known, spec)
+        assert timed is not None
+        jobs = generated(scenario, timed, spec)
+        if timed.types[0] not in spec.of:
+            notes.append(f"jobs are drawn by their time on {timed.types[0]} (--durations-on names another type)")
     rates = known.of_types(spec.of, spec.types)
     prices = _prices(scenario, spec)
     if prices.missing:
@@ -248,6 +256,8 @@ def _check(scenario: Scenario) -> None:
     for name in ("multi_gpu", "priorities", "deadlines", "steady_state"):
         if not isinstance(getattr(scenario, name), bool):
             raise InputError(f"{name} {getattr(scenario, name)!r}: expected True or False")
+    if not isinstance(scenario.durations_on, str):
+        raise InputError(f"durations_on {scenario.durations_on!r}: expected the name of a type")
     if scenario.widths is not None:
         one_of("widths", scenario.widths, get_args(Widths))
     one_of("on_error", scenario.on_error, get_args(OnError))
@@ -264,7 +274,7 @@ def _check(scenario: Scenario) -> None:
         within(f"the weight of entity {name!r}", weight, wanted, LEAST_WEIGHT, MOST_WEIGHT)
 
 
-def generated(scenario: Scenario, known: Throughputs, spec: ClusterSpec) -> Iterable[Job]:
+def generated(scenario: Scenario, timed: Throughputs, spec: ClusterSpec) -> Iterable[Job]:
     """The jobs of a scenario without a trace: a list, unless they are without end."""
     jobs = scenario.jobs
     if jobs is None and scenario.lam_s == 0:
@@ -275,7 +285,7 @@ def generated(scenario: Scenario, known: Throughputs, spec: ClusterSpec) -> Iter
         _check_window(scenario, jobs)
     by_name = sorted(zip(spec.types, spec.counts, strict=True))
     made = GeneratedJobs(
-        throughputs=known,
+        throughputs=timed,
         lam_s=scenario.lam_s,
         seed=scenario.seed,
         jobs=jobs,
@@ -327,19 +337,31 @@ def _profiled(scenario: Scenario, spec: ClusterSpec) -> tuple[ProfileMapper | No
     found = [(name, each.types.get(name)) for name in spec.types for each in applications.values()]
     modelled = dict.fromkeys(name for name, profile in found if profile is not None and profile.numbers)
     notes = [f"steps on {name} by seven numbers of a model, not by a profile" for name in modelled]
-    return ProfileMapper(applications, spec.types, spec.counts, spec.per_server), notes
+    if scenario.durations_on and scenario.durations_on not in spec.types:
+        hint = did_you_mean(scenario.durations_on, spec.types)
+        raise InputError(f"durations_on: expected a type of the cluster, found {scenario.durations_on!r}{hint}")
+    return ProfileMapper(applications, spec.types, spec.counts, spec.per_server, scenario.durations_on), notes
 
 
 def _throughputs(
     scenario: Scenario, spec: ClusterSpec, table: RateTable, named: tuple[str, ...]
 ) -> tuple[Throughputs, list[str]]:
-    """The built-in model's are of all types that the cluster names, so that jobs are the same where it has 0 of one."""
     if table.rates:
         return _from_table(scenario, spec, table), []
     if scenario.throughputs is None:
         note = "throughputs: the built-in model's estimates (--throughputs-file takes measured ones)"
         return analytic(tuple(dict.fromkeys(named))), [note]
     return _covering(_from_file(scenario.throughputs, scenario), spec, scenario.throughputs), []
+
+
+def _timed(scenario: Scenario, known: Throughputs, table: RateTable) -> Throughputs:
+    """Throughputs of the type that durations are on. They do not depend on the cluster: the same jobs come to all."""
+    if scenario.throughputs is None and not table.rates:
+        return analytic([scenario.durations_on or REFERENCE])
+    if scenario.durations_on and scenario.durations_on not in known.types:
+        hint = did_you_mean(scenario.durations_on, known.types)
+        raise InputError(f"durations_on: no throughputs for the type {scenario.durations_on!r}{hint}")
+    return known.of_types((scenario.durations_on or reference_type(known),))
 
 
 def _from_table(scenario: Scenario, spec: ClusterSpec, table: RateTable) -> Throughputs:

@@ -260,10 +260,13 @@ def restart_prices(rates: RateTable, kinds: Sequence[Kind], types: Sequence[str]
     return None if np.isnan(found).all() else found
 
 
+REFERENCE = "v100"  # what Gavel's durations are on
+
+
 def reference_type(found: Throughputs) -> str:
     """The type that durations refer to: v100 if it is known, else the first that runs every kind, else most of them."""
-    if "v100" in found.types:
-        return "v100"
+    if REFERENCE in found.types:
+        return REFERENCE
     return found.types[int((found.alone > 0).sum(axis=0).argmax())]
 
 

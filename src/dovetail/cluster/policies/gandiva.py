@@ -16,7 +16,8 @@ FEW = 40  # of so many, all pairs are looked at before any is drawn
 class Gandiva:
     """All running units have equal parts; pairs are drawn at random and kept while sharing beats taking turns.
 
-    With enough accelerators for everybody nobody shares. The same seed and calls give the same pairs.
+    With enough accelerators for everybody nobody shares; with one job more, as in Gavel's, all share that do well
+    together, even if accelerators are then idle. The same seed and calls give the same pairs.
     """
 
     agnostic, packs, strict = False, True, False

@@ -28,7 +28,7 @@ from dovetail.cluster.policies.base import Ints
 from dovetail.cluster.rules import ClusterOptions
 from dovetail.cluster.simulate import run
 from dovetail.cluster.sweeps.late_jobs import LateJob, late_jobs, late_sentences
-from dovetail.cluster.sweeps.plan_bounds import ALMOST, PlanBounds, figure
+from dovetail.cluster.sweeps.plan_bounds import ALMOST, PlanBounds, begins_s, figure
 from dovetail.cluster.sweeps.stability import QueueWatch, StoppedError
 from dovetail.core.confidence import mean
 from dovetail.core.errors import InputError
@@ -222,9 +222,10 @@ class PlanSearch:
         )
 
     def _cost(self, setup: ClusterSetup, outcome: Any) -> float:
-        """What is paid until all is done."""
+        """What is paid from the first arrival until all is done."""
         assert isinstance(setup.prices, Prices)
-        always = dict(zip(setup.types, setup.prices.paid_until(outcome.figures.makespan_s) * setup.counts, strict=True))
+        before, until = (setup.prices.paid_until(t) for t in (begins_s(setup), outcome.figures.makespan_s))
+        always = dict(zip(setup.types, (until - before) * setup.counts, strict=True))
         held = dict(zip(self._spec.types, self._held, strict=True))
         return float(sum(outcome.cost_by_type[name] if held[name] else always[name] for name in setup.types))
 
@@ -410,6 +411,6 @@ def _figures(setup: ClusterSetup, completion_s: Mapping[int, float], targets: Ma
             jct = np.array(list(done.values()))
             return {name: figure(name, jct, np.zeros(len(jct)), np.full(len(jct), inf)) for name in targets}
     jct = np.array([completion_s.get(job.id, inf) for job in jobs])
-    arrival = np.array([job.arrival_s for job in jobs])
+    arrival = np.array([job.arrival_s for job in jobs]) - begins_s(setup)
     due = np.array([inf if job.due_s is None else job.due_s for job in jobs])
     return {name: figure(name, jct, arrival, due) for name in targets}

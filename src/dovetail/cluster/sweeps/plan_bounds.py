@@ -35,8 +35,16 @@ def figure(target: str, jct_s: Floats, arrival_s: Floats, due_s: Floats) -> floa
     return inf if found > 1e299 else found
 
 
+def begins_s(setup: ClusterSetup) -> float:
+    """The first arrival: a plan is paid for from then on, and its makespan counts from then."""
+    return min((job.arrival_s for job in setup.jobs), default=0.0) if isinstance(setup.jobs, list) else 0.0
+
+
 class MeasuredJobs:
-    """The jobs of one seed that count: what they need of every type, and what they may take."""
+    """The jobs of one seed that count: what they need of every type, and what they may take.
+
+    Arrivals are counted from the first of all jobs.
+    """
 
     def __init__(self, setup: ClusterSetup, policy: Policy) -> None:
         index, first_last = setup.throughputs.index(), setup.window
@@ -45,7 +53,8 @@ class MeasuredJobs:
         self.known = bool(jobs)
         self.ids: Ints = np.array([job.id for job in jobs], dtype=np.int64)
         self.names = [job.name for job in jobs]
-        self.arrival_s: Floats = np.array([job.arrival_s for job in jobs])
+        self.begins_s = begins_s(setup)
+        self.arrival_s: Floats = np.array([job.arrival_s for job in jobs]) - self.begins_s
         self.due_s: Floats = np.array([inf if job.due_s is None else job.due_s for job in jobs])
         self.width: Ints = np.array([job.width for job in jobs], dtype=np.int64)
         self.elastic: bool = getattr(policy, "elastic", False)
@@ -195,7 +204,8 @@ class PlanBounds:
             prices = setup.prices
             assert isinstance(prices, Prices)
             last_s = figure("makespan", jobs.best_s(counts), jobs.arrival_s, jobs.due_s)
-            always = prices.paid_until(min(last_s, 1e12)) * ~on_demand
+            before, until = (prices.paid_until(jobs.begins_s + of_s) for of_s in (0.0, min(last_s, 1e12)))
+            always = (until - before) * ~on_demand
             lowest = prices.values.min(axis=0)
             beside = self._spent(jobs, counts, np.where(on_demand, lowest, 0.0))
             # What is paid all the time is paid while it is held, too.

@@ -33,7 +33,8 @@ class StoppedError(DovetailError):
 
 
 class QueueWatch:
-    """Follows a run by its arrivals and completions; `progress` is told how many jobs are done."""
+    """Follows a run by its arrivals and completions; `progress` is told how many are done of the jobs up to the
+    end of the window."""
 
     def __init__(
         self,
@@ -45,6 +46,7 @@ class QueueWatch:
         self._widths: Ints = np.array([width for _, width in setup.throughputs.kinds], dtype=np.int64)
         self._accelerators = int(setup.counts.sum())
         self._window = setup.window
+        self._end = setup.window[1] if setup.window else inf  # later jobs come to keep it busy, and are not waited for
         self._endless = setup.window is not None and not isinstance(setup.jobs, list)
         self._longest = long * self._accelerators
         self._until = inf if timeout_s is None else monotonic() + timeout_s
@@ -73,7 +75,7 @@ class QueueWatch:
             elif event.of in ("completed", "rejected"):
                 ids = np.asarray(event.columns["id"]).tolist()
                 self._wanted -= sum(self._width.pop(job, 0) for job in ids)  # unknown: from before a checkpoint
-                self.completed += len(ids)
+                self.completed += sum(job < self._end for job in ids)
                 self._progress(self.completed)
 
     def _arrived(self, columns: dict[str, Any]) -> None:

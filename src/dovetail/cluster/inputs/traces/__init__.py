@@ -62,6 +62,7 @@ def read_trace(
     format: str = "",
     widths: Widths | None = None,
     most: int | None = None,
+    timed: Throughputs | None = None,
     profiled: Mapper | None = None,
     map: Mapping[str, str] | None = None,
     model: Mapping[str, str] | None = None,
@@ -72,8 +73,9 @@ def read_trace(
 
     Without throughputs only formats that give steps can be read. `widths` says what is done with widths that the
     throughputs do not have; a log of a real cluster is full of them, so there they are guessed by default. `most` are
-    read at most: the first to arrive, so that notes tell of these alone. With `profiled`, models and steps are those of
-    applications' profiles.
+    read at most: the first to arrive, so that notes tell of these alone. `timed` are throughputs of the type that
+    durations are on; without it that is v100, or the first that runs most. With `profiled`, models and steps are those
+    of applications' profiles.
 
     Of a scheduler's log, `map` says which key holds what (`model`, `steps`, `width`, `weight`, `due_s`, `entity`,
     `name`, `type`), `model` which model a name there is, by pattern or as "" for all others. `elsewhere` gives
@@ -85,7 +87,7 @@ def read_trace(
     if not how.mapped and (map or model or on_error != "fail"):
         named = ", ".join(name for name, each in FORMATS.items() if each.mapped)
         raise InputError(f"{path}: map, model and on_error are for logs of schedulers ({named}), found {how.name}")
-    mapper = profiled or Mapper(throughputs, widths or how.widths, elsewhere if how.mapped else None)
+    mapper = profiled or Mapper(throughputs, widths or how.widths, elsewhere if how.mapped else None, timed)
     reading = TraceReading(path, mapper, map=dict(map or {}), model=dict(model or {}), on_error=on_error)
     jobs = list(how.read(reading))
     if not jobs:
@@ -117,7 +119,10 @@ def write_trace(jobs: Iterable[Job], path: str | PathLike[str], to: TraceKind = 
     if wrong := [job for job in jobs if not isinstance(job, Job)]:
         raise InputError(f"jobs: expected some as load(...).setup.jobs has them, found {wrong[0]!r}")
     if changing := next((job for job in jobs if job.phases), None):
-        raise InputError(f"job {changing.id} changes its batch as it goes: no format that is written can say so")
+        raise InputError(
+            f"job {changing.id} changes its batch as it goes: no format that is written can say so; "
+            "simulate and others take its file as it is (-t)"
+        )
     place = as_path(path, "path")
     need_folders([place])
     return (write_table if to == "table" else write_gavel)(jobs, place)

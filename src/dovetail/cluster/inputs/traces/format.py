@@ -44,6 +44,7 @@ class TraceReading:
     skipped: list[str] = field(default_factory=list)  # rows that could not be read
     ended: Counter[str] = field(default_factory=Counter)  # how jobs ended that did not end well
     ran_on: Counter[str] = field(default_factory=Counter)  # types that steps were told from
+    timed: int = 0  # jobs whose steps were told from their time on the reference type
     starts: dict[Any, TrainingStart] = field(default_factory=dict)  # by cells
     pick: Callable[[list[str]], Any] | None = None  # the cells that say how a job is started
 
@@ -94,12 +95,15 @@ class TraceReading:
                 if not steps:
                     raise row.error("", f"{model} at width {width} does not run on {ran_on}")
                 self.ran_on[ran_on] += 1
+            if not self.mapper.reference and steps is None:
+                raise row.error("", "durations beside profiles need the type that they are on (--durations-on TYPE)")
             if rate == 0 and (steps is None or (slack is not None and duration_s is None)):
                 raise row.error("", f"{model} at width {width} does not run on {self.mapper.reference}")
         if steps is None:
             if duration_s is None:
                 raise row.error("", "expected steps or a duration, found neither")
             steps = duration_s * rate
+            self.timed += 1
         if duration_s is None and rate > 0:
             duration_s = steps / rate
         if slack is not None and duration_s is not None:
@@ -155,6 +159,8 @@ class TraceReading:
             rest = [self.mapper.reference] if self.ran_on.total() < self.count else []
             on = ", ".join(dict.fromkeys([*self.ran_on, *rest]))
             notes.append(f"models drawn by hash for {len(drawn)} jobs, steps told from their time on {on}")
+        elif self.timed:
+            notes.append(f"durations are on {self.mapper.reference} (--durations-on names another type)")
         stood_in = {theirs: ours.partition(" (")[0] for theirs, ours in reversed(drawn) if theirs}
         stood_in = {theirs: ours for theirs, ours in stood_in.items() if theirs != ours}
         if stood_in:

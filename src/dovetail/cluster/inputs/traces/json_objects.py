@@ -13,6 +13,7 @@ from dovetail.core.errors import InputError
 from dovetail.core.files import open_bytes
 
 _SPACE = re.compile(r"[\s,]*")
+_MORE = re.compile(r"[^\w.+-]")
 _DECODER = json.JSONDecoder()
 
 
@@ -68,6 +69,11 @@ def _inside(data: Any, key: str) -> Any:
     return None
 
 
+def _at_end(error: json.JSONDecodeError) -> bool:
+    """Whether it is only at the end of the text, or at a word that ends it, that something is missing."""
+    return error.msg.startswith("Unterminated string") or not _MORE.search(error.doc.rstrip(), error.pos)
+
+
 def objects(path: Source, lists: tuple[str, ...] = ("items",)) -> Iterator[JsonObject | InputError]:
     """The objects of a file. Of one with a list under one of these keys, those in the list."""
     if isinstance(path, GivenRows):
@@ -85,10 +91,14 @@ def objects(path: Source, lists: tuple[str, ...] = ("items",)) -> Iterator[JsonO
         line, counted = line + text.count("\n", counted, at), at
         try:
             data, end = _DECODER.raw_decode(text, at)
-        except (json.JSONDecodeError, RecursionError):
+        except (json.JSONDecodeError, RecursionError) as error:
+            cut = text[at] == "{" and isinstance(error, json.JSONDecodeError) and _at_end(error)
             end = text.find("\n", at)
             end = len(text) if end < 0 else end
-            yield InputError(f"{path}:{line}: expected an object as JSON, found {text[at:end][:60]!r}")
+            found = f"{text[at:end][:60]!r}" + (
+                ", which goes on to the end of the file: is it truncated?" if cut else ""
+            )
+            yield InputError(f"{path}:{line}: expected an object as JSON, found {found}")
             at = end
             continue
         listed = next((key for key in lists if isinstance(data, dict) and isinstance(data.get(key), list)), None)

@@ -62,8 +62,10 @@ class Mapper:
         throughputs: Throughputs | None,
         widths: Widths = "error",
         elsewhere: Callable[[], Throughputs] | None = None,
+        timed: Throughputs | None = None,
     ) -> None:
-        """`elsewhere` gives those of types that are not here, for jobs that ran there."""
+        """`elsewhere` gives those of types that are not here, for jobs that ran there; `timed` are of the one type that
+        durations are on."""
         self._given = throughputs
         self._elsewhere = elsewhere
         self._widths = widths
@@ -76,9 +78,10 @@ class Mapper:
         self._scaled: dict[str, tuple[str, float]] = {}  # models in steps of another: what they are, and steps per step
         self.reference = ""
         if throughputs is not None:
+            self._timed = throughputs.of_types((reference_type(throughputs),)) if timed is None else timed
             self._index = throughputs.index()
             self._models = dict.fromkeys(model for model, _ in throughputs.kinds)
-            self.reference = reference_type(throughputs)
+            (self.reference,) = self._timed.types
 
     @property
     def throughputs(self) -> Throughputs | None:
@@ -129,7 +132,7 @@ class Mapper:
         assert self._given is not None
         assert self.everywhere is not None
         self.rate(model, width)
-        source = self._given if on in self._given.types else self.everywhere
+        source = self._given if on in self._given.types else self._timed if on == self.reference else self.everywhere
         plain = self._plain.get(model, (model, ()))[0]
         alone, over_several = (float(rates[source.types.index(on)]) for rates in rates_at(source, plain, width))
         return over_several or alone if spread else alone
@@ -150,7 +153,7 @@ class Mapper:
         if kind not in self._index and self._widths == "error":
             has = ", ".join(str(w) for m, w in self._given.kinds if m == model)
             raise InputError(f"no throughputs for {model} at width {width}, only at {has} (--widths guess guesses it)")
-        rate = float(rates_at(self._given, model, width)[0][self._given.types.index(self.reference)])
+        rate = float(rates_at(self._timed, model, width)[0][0])
         self._rates[kind] = rate
         self.used[kind] = None
         return rate
@@ -216,8 +219,7 @@ class Mapper:
         """Models that run at this width on the reference type, or at least at another width than one."""
         if self._given is None:
             raise InputError("needs throughputs to choose models")
-        at = self._given.types.index(self.reference)
-        runs = {kind for kind, k in self._index.items() if self._given.alone[k, at] > 0}
+        runs = {kind for kind, rate in zip(self._timed.kinds, self._timed.alone[:, 0], strict=True) if rate > 0}
         able = [m for m in self._models if (m, width) in runs]
         if not able and self._widths == "guess":
             able = [m for m in self._models if any(k == m and w > 1 for k, w in runs)] or list(self._models)

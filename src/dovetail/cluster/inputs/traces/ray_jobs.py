@@ -72,7 +72,7 @@ def _record(key: str, each: JsonObject, began_s: float | None) -> JobRecord | st
         return "jobs that still run"
     width = each.data.get("entrypoint_num_gpus")
     if width is not None and (not isinstance(width, int | float) or not 0 <= width <= MOST_WHOLE):
-        raise each.error("entrypoint_num_gpus", f"expected a number, found {width!r}")
+        raise each.error("entrypoint_num_gpus", f"expected a number from 0 to {MOST_WHOLE:,}, found {width!r}")
     metadata = each.data.get("metadata")
     return JobRecord(
         place=each.place,
