@@ -39,7 +39,8 @@ def main() -> int:
 def _compare(run: Run, output: object, known: dict[str, Measured]) -> int:
     outside = 0
     for figure in run.figure:
-        found = known[figure.name] = figure.measured(output)
+        with_pairs = figure is run.figure[0]
+        found = known[figure.name] = figure.with_pairs(output) if with_pairs else figure.measured(output)
         inside = figure.least <= found.value <= figure.most
         outside += not inside
         verdict = "" if inside else f"   OUTSIDE {figure.range()}"

@@ -23,11 +23,12 @@ Need = Literal["golden", "traces", "gpu", "root", "idle", "torch", "browser"]
 _NUMBER = r"(-?[\d,]*\.?\d+)"
 
 
-class Measured(Struct, frozen=True):
-    """A value, and the machine that it was measured on."""
+class Measured(Struct, frozen=True, omit_defaults=True):
+    """A value, and the machine that it was measured on; with the first of a run, what that predicted and measured."""
 
     value: float
     machine: str
+    pairs: list[tuple[float, float]] = []
 
 
 class Figure(Struct, frozen=True, forbid_unknown_fields=True):
@@ -50,6 +51,9 @@ class Figure(Struct, frozen=True, forbid_unknown_fields=True):
         for key in self.at:
             value = value[key]
         return Measured(float(value), output["machine"])
+
+    def with_pairs(self, output: Any) -> Measured:
+        return msgspec.structs.replace(self.measured(output), pairs=output.get("predicted_and_measured", []))
 
     def range(self) -> str:
         return f"{self.least:g} to {self.most:g}" if self.least < self.most else f"{self.least:g}"

@@ -2,8 +2,8 @@
 
     python -m bench.pictures                 writes docs/img/gain.svg, levels.svg and fidelity.svg
 
-The first is a simulation; the other two show what pictures.toml names: figures of measured.json, and pairs of a
-prediction and a measurement, each with the command that measured it.
+The first is a simulation; the other two show what pictures.toml names: figures and pairs of a prediction and
+a measurement, all of measured.json.
 """
 
 from __future__ import annotations
@@ -56,12 +56,15 @@ class LiveRuns(Struct, frozen=True, forbid_unknown_fields=True):
     what: str
     unit: str
     command: str
-    pairs: list[tuple[float, float]] = []
     figures: list[str] = []
 
     @property
     def points(self) -> list[tuple[float, float]]:
-        return [*self.pairs, *((100 * read_measured()[name].value, 100.0) for name in self.figures)]
+        known = read_measured()
+        if self.figures:
+            return [(100 * known[name].value, 100.0) for name in self.figures]
+        (run,) = [run for run in load() if run.words == self.command]
+        return known[run.figure[0].name].pairs
 
 
 class PictureData(Struct, frozen=True, forbid_unknown_fields=True):

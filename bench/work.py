@@ -83,7 +83,7 @@ def cluster() -> dict[str, float]:
     from dovetail.cluster.simulate import run
 
     def once() -> Any:
-        loaded = load(Scenario(cluster="a100=8,l4=16", jobs=200, lam_s=600.0))
+        loaded = load(Scenario(cluster="a100=8,l4=16", jobs=200, lam_s=600.0, durations_on="a100"))
         return run(loaded.setup, loaded.policy("max_min_fairness_perf"))
 
     once()

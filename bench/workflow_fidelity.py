@@ -131,6 +131,12 @@ def fidelity(
         "valid": all(run["valid"] for pattern in found.values() for run in pattern["runs"].values()),
         "same_order": all(pattern["same_order"] for pattern in found.values()),
         "off_at_most": {name: round(value, 4) for name, value in off.items()},
+        "predicted_and_measured": [
+            [round(run[side][name], 2) for side in ("simulated", "live")]
+            for pattern in found.values()
+            for run in pattern["runs"].values()
+            for name in FIGURES
+        ],
         "patterns": found,
     }
 

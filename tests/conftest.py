@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import random
 import signal
@@ -25,11 +26,26 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 # Some virtual machines announce matrix tiles (AMX) whose instructions they do not let a program use.
 os.environ.setdefault("ONEDNN_MAX_CPU_ISA", "AVX512_CORE_FP16")
 
+# OpenMP's threads wait for each other by spinning, which takes the cores from whoever they wait for where several tests
+# run at once.
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+
+# Processes that tests start by the hundred need not compile the sources each.
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+
 # How long an example takes is the machine's business, and who only asks whether there is one need not have a small one.
 _PHASES = [phase for phase in hypothesis.Phase if "DOVETAIL_UNSHRUNK" not in os.environ or phase.name != "shrink"]
 _UNTIMED = [hypothesis.HealthCheck.too_slow]
 hypothesis.settings.register_profile("untimed", deadline=None, phases=_PHASES, suppress_health_check=_UNTIMED)
 hypothesis.settings.load_profile("untimed")
+
+# Thousands of tests with all that they import are there to stay: to look through them for garbage takes long.
+gc.disable()
+
+
+def pytest_collection_finish() -> None:
+    gc.freeze()
+    gc.enable()
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -11,6 +11,8 @@ from typing import Any
 from unittest.mock import patch
 
 PATIENCE_S = 100.0  # for a node to be known
+# Nobody looks at its pages or follows its logs, and it does not grow by itself: processes that need not start.
+_LEAN = {"include_dashboard": False, "include_log_monitor": False, "no_monitor": True}
 _TRIES = 3
 
 
@@ -49,7 +51,7 @@ def new_cluster(head: dict[str, Any]) -> Any:
     while True:
         made: Any = Cluster()
         try:
-            add_nodes(made, {"include_dashboard": False, **head})
+            add_nodes(made, {**_LEAN, **head})
             return made
         except Exception:
             made.shutdown()

@@ -13,6 +13,7 @@ import pytest
 
 from tests import leftovers
 from tests.leftovers import nothing_left
+from tests.waiting import until
 
 
 @pytest.fixture(autouse=True)
@@ -30,8 +31,12 @@ def children() -> Iterator[list[subprocess.Popen[bytes]]]:
 
 
 def test_a_process_is_noticed(children: list[subprocess.Popen[bytes]]) -> None:
-    with pytest.raises(AssertionError, match="left behind: process"), nothing_left():
+    def starts() -> None:
         children.append(subprocess.Popen(["sleep", "1000"]))
+        until(lambda: Path(f"/proc/{children[0].pid}/environ").read_bytes())  # which comes just after its start
+
+    with pytest.raises(AssertionError, match="left behind: process"), nothing_left():
+        starts()
 
 
 def test_a_process_whose_parent_has_ended_is_noticed(tmp_path: Path) -> None:

@@ -106,6 +106,12 @@ def test_quiet_prints_one_line(run: Path, capsys: pytest.CaptureFixture[str]) ->
     assert capsys.readouterr().out.startswith("FAIL: ")
 
 
+def test_json_of_several_logs_is_one_document(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["check", "run.jsonl", "log.json", "--format", "json"]) == 0
+    reports = json.loads(capsys.readouterr().out)
+    assert [(report["log"], report["valid"]) for report in reports] == [("run.jsonl", True), ("log.json", True)]
+
+
 def test_json_for_programs(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
     break_journal()
     assert cli.main(["check", "run.jsonl", "--format", "json"]) == 1

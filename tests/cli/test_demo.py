@@ -13,6 +13,7 @@ from dovetail import read_journal
 from dovetail.cli import main
 from dovetail.cli.demo import levels
 
+pytestmark = pytest.mark.xdist_group("demo")  # it is made once
 LEVELS = ["dispatch", "pipeline", "workflow", "cluster", "host"]
 
 

@@ -147,40 +147,6 @@ def test_a_summary_is_the_first_line_of_the_help_of_its_subcommand(
     assert text.strip().split("\n")[0] == command.summary
 
 
-@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
-def test_completion_knows_every_verb(capsys: pytest.CaptureFixture[str], shell: str) -> None:
-    assert cli.main(["completion", shell]) == 0
-    script = capsys.readouterr().out
-    for command in cli.COMMANDS:
-        assert command.verb in script
-
-
-def test_the_bash_completion_script_completes() -> None:
-    """Run by bash itself: a script that merely mentions the verbs would not do."""
-    script = f"""
-        eval "$({sys.executable} -c 'from dovetail.cli import main; main(["completion", "bash"])')"
-        COMP_WORDS=(dovetail doc) COMP_CWORD=1
-        _dovetail; echo "${{COMPREPLY[@]}}"
-    """
-    done = subprocess.run(["bash", "-c", script], capture_output=True, text=True, check=True)
-    assert done.stdout.split() == ["doctor"]
-
-
-@pytest.mark.parametrize(
-    ("words", "some"),
-    [
-        ("workflow run --policy ", {"baseline", "dovetail"}),
-        ("cluster sweep continuous -p fifo max_min_fairness_p", {"max_min_fairness_perf"}),
-        ("pipeline plan --method ", {"exact", "equal"}),
-        ("dispatch simulate --policy ", {"guided"}),
-        ("host simulate --assign ", {"strict"}),
-    ],
-)
-def test_values_are_completed_too(capsys: pytest.CaptureFixture[str], words: str, some: set[str]) -> None:
-    assert cli.main(["__complete", *words.split(" ")]) == 0
-    assert some <= {line.split("\t")[0] for line in capsys.readouterr().out.splitlines()}
-
-
 @pytest.mark.parametrize("raised", [DovetailError("there is no job " + "x" * 100_000), CycloptsError(msg="y" * 9999)])
 def test_long_names_are_cut(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, raised: Exception
@@ -200,6 +166,15 @@ def test_the_command_starts_without_heavy_packages() -> None:
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     assert done.stderr.split() == []
+
+
+@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="no /dev/full")
+def test_a_full_disk_is_told_in_a_sentence() -> None:
+    program = "import sys; from dovetail.cli import main; sys.exit(main(['completion', 'bash']))"
+    with open("/dev/full", "wb") as full:
+        command = [sys.executable, "-c", program]
+        done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, check=False)
+    assert (done.returncode, done.stderr) == (1, "error: the output cannot be written: No space left on device\n")
 
 
 def test_a_closed_pipe_is_quiet() -> None:

@@ -194,6 +194,9 @@ def dovetail(site: Path, *args: object) -> subprocess.CompletedProcess[str]:
     return subprocess.run(program, env=environment, capture_output=True, text=True, check=False)
 
 
+with_installed = pytest.mark.xdist_group("installed")  # once
+
+
 @pytest.fixture(scope="module")
 def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder into which pip has installed a distribution with one policy."""
@@ -209,6 +212,7 @@ def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return site
 
 
+@with_installed
 def test_an_installed_policy_is_listed_with_ours(installed: Path) -> None:
     listed = dovetail(installed, "workflow", "policies")
     assert (listed.returncode, listed.stderr) == (0, "")
@@ -218,6 +222,7 @@ def test_an_installed_policy_is_listed_with_ours(installed: Path) -> None:
     assert "baseline" in listed.stdout
 
 
+@with_installed
 def test_an_installed_policy_runs_and_its_run_is_valid(installed: Path, tmp_path: Path) -> None:
     files = ["--config", ROOT / "examples/system_config.yaml", "--requests", ROOT / "examples/workflow_requests.yaml"]
     chosen = ["--policy", "longest", "--option", "factor=2.5"]
@@ -228,6 +233,7 @@ def test_an_installed_policy_runs_and_its_run_is_valid(installed: Path, tmp_path
     assert dovetail(installed, "check", journal).stdout.startswith("PASS")
 
 
+@with_installed
 def test_an_option_of_an_installed_policy_is_checked_like_ours(installed: Path) -> None:
     files = ["--config", ROOT / "examples/system_config.yaml", "--requests", ROOT / "examples/workflow_requests.yaml"]
     done = dovetail(installed, "workflow", "run", "--gpus", 4, *files, "--policy", "longest", "--option", "faktor=1")

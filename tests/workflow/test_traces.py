@@ -59,6 +59,17 @@ def test_azure_rows_are_requests_with_their_tokens_and_times(tmp_path: Path) -> 
     assert ran(found).metrics["completed"] == 3
 
 
+def test_files_of_one_name_are_one_trace(tmp_path: Path) -> None:
+    days = []
+    for day in ("16", "17"):
+        (tmp_path / day).mkdir()
+        rows = "".join(f"2023-11-{day} 18:15:4{i}.0000000,9,1\n" for i in range(3))
+        days.append(written(tmp_path / day, "AzureLLMInferenceTrace_code.csv", AZURE + rows))
+    found = workflow.import_azure([*days, days[0]])
+    assert [row["request_id"] for row in found.requests] == [f"code-{n:06d}" for n in range(1, 10)]
+    assert ran(found).metrics["completed"] == 9
+
+
 def test_times_of_azure_2024_have_a_zone_and_mean_the_same(tmp_path: Path) -> None:
     plain = written(tmp_path, "a_conv.csv", AZURE + "2024-05-10 00:00:00.009930,10,5\n")
     zoned = written(tmp_path, "b_conv.csv", AZURE + "2024-05-10 02:00:00.009930+02:00,10,5\n")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import re
 import sys
@@ -35,11 +36,14 @@ COMMANDS = (
     Command("completion", "dovetail.cli:completion", "Print a shell completion script."),
 )
 
+_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
 _EPILOGUE = """\
 --debug, given anywhere, shows the traceback of an error.
 
-Exit codes: 0 done; 1 failed, or the schedule is invalid; 2 bad input or usage; 3 finished, but some work was rejected;
-130 stopped by Ctrl-C.
+Exit codes: 0 done; 1 failed, or the schedule is invalid, or no pool is
+large enough (cluster plan, workflow plan); 2 bad input or usage;
+3 finished, but some work was rejected or left open, or there is no
+pipeline plan; 130 stopped by Ctrl-C.
 """
 
 
@@ -67,7 +71,9 @@ def completion(shell: Literal["bash", "zsh", "fish"]) -> None:
     For zsh, into a folder of $fpath: dovetail completion zsh > ~/.zfunc/_dovetail
     For fish: dovetail completion fish > ~/.config/fish/completions/dovetail.fish
     """
-    sys.stdout.write(build_app().generate_completion(shell=shell))
+    from dovetail.cli.complete import script
+
+    sys.stdout.write(script(build_app(), shell))
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -79,7 +85,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         code = build_app(argv)(argv)
         sys.stdout.flush()  # a closed pipe must show here, not while the interpreter shuts down
     except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # what is still buffered has no reader
+        _write_no_more()
         return 141  # as a shell reports a program that SIGPIPE ended
     except KeyboardInterrupt:
         return _complain("interrupted", 130, debug)
@@ -90,11 +96,19 @@ def main(argv: Sequence[str] | None = None) -> int:
     except DovetailError as error:
         return _complain(f"error: {error}", error.exit_code, debug)
     except Exception as error:
+        if isinstance(error, OSError) and error.errno in _FULL and error.filename is None:
+            _write_no_more()
+            return _complain(f"error: the output cannot be written: {error.strerror}", 1, debug)
         if isinstance(error, ModuleNotFoundError) and (extra := _extra_with(error.name or "")):
             return _complain(f"error: {MissingExtraError(extra, error.name or '', 'this command')}", 2, debug)
         what = f"{type(error).__name__}: {error}".rstrip(": ")
         return _complain(f"internal error: {what}; run again with --debug for the traceback", 1, debug)
     return code if isinstance(code, int) else 0
+
+
+def _write_no_more() -> None:
+    """What is still buffered has no reader, or no room."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _of_levels(verb: str) -> str:

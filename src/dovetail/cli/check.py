@@ -51,23 +51,23 @@ def check(
     quiet
         Print only PASS or FAIL.
     format
-        table for people, json for programs: a document for each log.
+        table for people, json for programs: the report of the log, or a list with one of each.
     """
     from dovetail import check_journal
 
-    valid = True
+    reports = []
     for path in log or (_default(),):
         report = check_journal(path, config=config, requests=requests)
-        valid = valid and report.valid
+        reports.append(report)
         if save_report:
             _save(report, path, [config, requests])
-        if format == "json":
-            print_json(report)
-        elif quiet:
+        if quiet and format == "table":
             print("PASS" if report.valid else f"FAIL: {_count(report)}")
-        else:
+        elif format == "table":
             _show(report)
-    return 0 if valid else 1
+    if format == "json":
+        print_json(reports if len(reports) > 1 else reports[0])
+    return 0 if all(report.valid for report in reports) else 1
 
 
 def _default() -> Path:

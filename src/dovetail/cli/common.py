@@ -284,8 +284,9 @@ def whole_numbers(flag: str, text: str) -> tuple[int, ...]:
     return numbers
 
 
-def newest(*patterns: str) -> Path | None:
-    """The file in this folder that was written last, of those whose names match; None if there is none.
+def newest(*patterns: str, level: str = "") -> Path | None:
+    """The file in this folder that was written last, of those whose names match, and that are journals of this level if
+    one is named; None if there is none.
 
     JSON lines that neither are called a journal nor begin as one, such as requests, are passed over.
     """
@@ -294,7 +295,18 @@ def newest(*patterns: str) -> Path | None:
     found = {path for pattern in patterns for path in Path().glob(pattern) if path.is_file()}
     latest = sorted(found, key=lambda path: (path.stat().st_mtime_ns, path.name), reverse=True)
     other = (".json", "_journal.jsonl")
-    return next((path for path in latest if path.name.endswith(other) or is_journal(path)), None)
+    journals = (path for path in latest if path.name.endswith(other) or is_journal(path))
+    return next((path for path in journals if not level or _level_of(path) in (level, "")), None)
+
+
+def _level_of(path: Path) -> str:
+    """A journal's level; nothing of one that cannot be read, so that whoever reads it says why."""
+    from dovetail.core.journal import open_journal
+
+    try:
+        return open_journal(path).header.level
+    except InputError:
+        return ""
 
 
 def newest_journal(pattern: str = "*.jsonl") -> Path:

@@ -9,9 +9,11 @@ step, which may be torn: the reader says so and goes on with what is whole.
 from __future__ import annotations
 
 import os
+import re
 import sys
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import groupby
+from operator import itemgetter
 from pathlib import Path
 from typing import Any, BinaryIO, Literal, NamedTuple, Protocol
 
@@ -113,11 +115,6 @@ class Entry(NamedTuple):
     event: Recorded
 
 
-class _Line(NamedTuple):
-    number: int
-    entry: Entry
-
-
 class Observer(Protocol):
     """Whoever follows a run step by step: the writer, the metrics, a text log. The same for a live run and a file."""
 
@@ -145,6 +142,7 @@ _encode = msgspec.json.Encoder(enc_hook=_plain).encode
 _encode_lines = msgspec.json.Encoder(enc_hook=_plain).encode_lines
 _stamp = msgspec.json.Decoder(_Stamp).decode
 _event = msgspec.json.Decoder(Recorded).decode
+_STAMP = re.compile(rb'\{"n":\d+,"t":[-+.\deE]+,').match
 _version = msgspec.json.Decoder(_Version).decode
 _header = msgspec.json.Decoder(Header).decode
 _UNREADABLE = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
@@ -343,22 +341,27 @@ class Reader:
     def _told(self) -> Iterator[Step]:
         """Single events in the order of writing; what is told later than it was comes first in its step."""
         unroller: Unroller | None = None
-        for (n, t), lines in groupby(self._lines(), key=lambda line: line.entry[:2]):
-            events: list[Recorded] = []
-            for number, (_, _, event) in lines:
-                if not isinstance(event, Rows):
-                    events.append(event)
-                    continue
-                unroller = unroller or self._unroller()
-                try:
-                    for at_s, told in unroller.tell(n, t, event):
-                        if at_s == t:
-                            events.append(told)
-                        else:
-                            yield n, at_s, [told]
-                except _SENSELESS as error:
-                    raise InputError(f"{self.path}:{number}: rows that cannot be read: {error}") from None
-            yield n, t, events
+        at: tuple[int, float] | None = None
+        events: list[Recorded] = []
+        for number, n, t, event in self._lines():
+            if at != (n, t):
+                if at is not None:
+                    yield *at, events
+                at, events = (n, t), []
+            if not isinstance(event, Rows):
+                events.append(event)
+                continue
+            unroller = unroller or self._unroller()
+            try:
+                for at_s, told in unroller.tell(n, t, event):
+                    if at_s == t:
+                        events.append(told)
+                    else:
+                        yield n, at_s, [told]
+            except _SENSELESS as error:
+                raise InputError(f"{self.path}:{number}: rows that cannot be read: {error}") from None
+        if at is not None:
+            yield *at, events
 
     def _unroller(self) -> Unroller:
         try:
@@ -376,11 +379,11 @@ class Reader:
         """The steps as they were written, one per turn of the loop; rows stay rows. What has another time than its
         step is kept in `odd`: the step and the two times."""
         self.odd.clear()
-        for n, group in groupby((line.entry for line in self._lines()), key=lambda entry: entry.n):
-            entries = list(group)
-            t = entries[0].t
-            self.odd += ((n, t, entry.t) for entry in entries if entry.t != t)
-            yield n, t, [entry.event for entry in entries]
+        for n, group in groupby(self._lines(), key=itemgetter(1)):
+            lines = list(group)
+            t = lines[0][2]
+            self.odd += ((n, t, other) for _, _, other, _ in lines if other != t)
+            yield n, t, [event for _, _, _, event in lines]
 
     def feed(self, *observers: Observer) -> None:
         """Let observers follow the recorded run as if it were running now."""
@@ -388,20 +391,34 @@ class Reader:
             for observer in observers:
                 observer.step(n, t, events)
 
-    def _lines(self) -> Iterator[_Line]:
+    def _lines(self) -> Iterator[tuple[int, int, float, Recorded]]:
+        """The number of each line, its step, time and event."""
         self.torn = False
+        n, t, head = 0, 0.0, b"\n"  # which no line begins with
         with open_bytes(self.path) as file:
             file.readline()
             for number, line in enumerate(file, start=2):
                 try:
-                    stamp = _stamp(line)
-                    entry = Entry(stamp.n, stamp.t, _event(line))
+                    if not line.startswith(head):  # most lines are of the step of the one before
+                        stamp = _stamp(line)
+                        n, t, head = stamp.n, stamp.t, _head(line)
+                    event = _event(line)
                 except _UNREADABLE as error:
                     if not line.endswith(b"\n"):
                         self.torn = True
                         return
                     raise InputError(f"{self.path}:{number}: not a journal record: {error}") from None
-                yield _Line(number, entry)
+                yield number, n, t, event
+
+
+def _head(line: bytes) -> bytes:
+    """Step and time of a line as the writer puts them first; of any other line what none begins with.
+
+    >>> _head(b'{"n":3,"t":1.5,"k":"woke"}'), _head(b'{"k":"woke","n":3,"t":1.5}')
+    (b'{"n":3,"t":1.5,', b'\\n')
+    """
+    found = _STAMP(line)
+    return found[0] if found else b"\n"
 
 
 def in_time(steps: Iterable[Step], error_s: float) -> Iterator[Step]:

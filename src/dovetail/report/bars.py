@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Iterator
 from heapq import heappop, heappush
 from typing import Any
 
+import numpy as np
 from msgspec import Struct
 
 from dovetail.core.errors import InputError
@@ -95,28 +96,29 @@ class Bars:
     def step(self, t: float, events: Iterable[Any]) -> Iterator[Bar]:
         self._sharing.clear()  # who shares starts at the same instant
         for event in events:
-            if isinstance(event, Start):
-                if (found := self._ahead.find(event)) is not None and found.under_way:
+            kind = type(event)
+            if kind is Start:
+                if self._ahead and (found := self._ahead.find(event)) is not None and found.under_way:
                     yield self._end_preload(t, found.kept)
                 self._start(t, event)
-            elif isinstance(event, Prepare):
-                of = (t, event.setup_s, 0.0, t, "preload", str(event.id), event.kind, event.why, 0.0, event.replaces)
-                self._ahead.begin(event, Bar(self._known(event.devices), *of, tasks=0))
-            elif isinstance(event, PrepareEnded):
-                ended = self._ahead.end(event)
-                if ended is not None and not ended[1]:
-                    yield self._end_preload(t, ended[0], FAILED if event.why else DONE)
-            elif isinstance(event, Finished | Failed):
+            elif kind is Finished or kind is Failed:
                 bar = self._end(t, event)
                 if bar is not None:
                     yield bar
-            elif isinstance(event, Pause | Resume | Resize):
+            elif kind is Prepare:
+                of = (t, event.setup_s, 0.0, t, "preload", str(event.id), event.kind, event.why, 0.0, event.replaces)
+                self._ahead.begin(event, Bar(self._known(event.devices), *of, tasks=0))
+            elif kind is PrepareEnded:
+                ended = self._ahead.end(event)
+                if ended is not None and not ended[1]:
+                    yield self._end_preload(t, ended[0], FAILED if event.why else DONE)
+            elif kind is Pause or kind is Resume or kind is Resize:
                 bar = self._change(t, event)
                 if bar is not None:
                     yield bar
-            elif isinstance(event, Added):
+            elif kind is Added:
                 self._devices += len(event.devices)
-            elif isinstance(event, Settled):
+            elif kind is Settled:
                 self._settle(t, event)
 
     def in_use_since(self, devices: tuple[int, ...]) -> float | None:
@@ -309,17 +311,21 @@ class Shelf:
             self.limit *= 2
 
     def _merge(self) -> None:
-        kept: list[Bar] = []
-        last_cell: int | None = None
-        for bar in sorted(self._bars, key=lambda bar: (bar.devices, _lane(bar), bar.start_s)):
-            cell = int((bar.start_s - self._from) // self.resolution_s)
-            short = bar.merged > 1 or bar.end_s - bar.start_s <= self.resolution_s
-            same = kept and kept[-1].devices == bar.devices and _lane(kept[-1]) == _lane(bar)
-            if short and cell == last_cell and same:
-                _absorb(kept[-1], bar)
+        lanes: dict[tuple[tuple[int, ...], int], int] = {}
+        lane = np.array([lanes.setdefault((bar.devices, _lane(bar)), len(lanes)) for bar in self._bars])
+        starts = np.array([bar.start_s for bar in self._bars])
+        long = np.array([bar.end_s for bar in self._bars]) - starts > self.resolution_s
+        long &= np.array([bar.merged for bar in self._bars]) == 1
+        cell = (starts - self._from) // self.resolution_s
+        order = np.lexsort((starts, lane))
+        lane, long, cell = lane[order], long[order], cell[order]
+        joins = (lane[1:] == lane[:-1]) & (cell[1:] == cell[:-1]) & ~long[1:] & ~long[:-1]
+        kept = [self._bars[order[0]]]
+        for i, absorbed in zip(order[1:].tolist(), joins.tolist(), strict=True):
+            if absorbed:
+                _absorb(kept[-1], self._bars[i])
             else:
-                kept.append(bar)
-                last_cell = cell if short else None
+                kept.append(self._bars[i])
         self._bars = kept
 
 

@@ -218,28 +218,29 @@ class _Collector:
         for bar in self._bars.step(t, events):
             self._put(bar)
         for event in events:
-            if isinstance(event, Start):
+            kind = type(event)  # which is several times faster to ask for than `isinstance`
+            if kind is Start:
                 self._start(t, event)
-            elif isinstance(event, Arrived):
+            elif kind is Finished or kind is Failed:
+                self._waiting[event.job] = t
+                if kind is Failed and len(self._failed) < MAX_LISTED:
+                    self._failed.append(Incident(t, event.job, event.task, event.why))
+            elif kind is Arrived:
                 self._arrive(t, event)
-            elif isinstance(event, Complete):
+            elif kind is Complete:
                 arrived, type_ = self._close(event.job, t)
                 if event.job not in self._unmeasured:
                     self._responses.setdefault(type_, array("d")).append(t - arrived)
-            elif isinstance(event, Reject):
+            elif kind is Reject:
                 _, type_ = self._close(event.job, t)
                 if len(self._rejected) < MAX_LISTED:
                     self._rejected.append(Incident(t, event.job, type_, event.why))
-            elif isinstance(event, Finished | Failed):
-                self._waiting[event.job] = t
-                if isinstance(event, Failed) and len(self._failed) < MAX_LISTED:
-                    self._failed.append(Incident(t, event.job, event.task, event.why))
-            elif isinstance(event, Added):
+            elif kind is Added:
                 self._pool = self._pool.joined(event.devices, event.types)
                 self._on = together(replace(self._reader.header, pool=self._pool))
                 for new in {device.type: None for device in event.devices if device.type not in self._types}:
                     self._types[new] = self._line.grow()
-            elif isinstance(event, Ended):
+            elif kind is Ended:
                 self._ended = event
         self._metrics.step(n, t, events)
 

@@ -60,16 +60,20 @@ def encode(bars: Iterable[Bar], on: On, ticks: int = _TICKS_WHOLE) -> BarPiece:
     """A piece of these bars. One on devices that do not lie side by side is there once for each stretch of them."""
     jobs, strings, groups, alike = _Table(), _Table(), _Table(), _Table()
     whole, times = [], []
+    stretches: dict[tuple[int, ...], list[int]] = {}  # of devices, by number
     for bar in sorted(bars, key=lambda bar: (bar.end_s, bar.start_s)):
         ran_s = bar.run_s if bar.merged > 1 else 0.0
         common = (strings.number(bar.kind), strings.number(bar.replaces), bar.tasks, bar.merged, bar.state)
         others = alike.number((*common, bar.place, bar.sharing))
-        for first, count in runs_of(bar.devices):
+        if bar.devices not in stretches:
+            name = strings.number(on(bar.devices))
+            stretches[bar.devices] = [groups.number((*stretch, name)) for stretch in runs_of(bar.devices)]
+        task, why = strings.number(bar.task), strings.number(bar.why[:_WHY])
+        for group in stretches[bar.devices]:
             times.append((bar.end_s, bar.end_s - bar.start_s, bar.setup_s, bar.wait_s, ran_s))
             known = len(jobs.places)
             back = known - jobs.number(bar.job)  # most are those of a moment ago; 0 is a new one
-            group = groups.number((first, count, strings.number(on(bar.devices))))
-            whole.append((back, strings.number(bar.task), strings.number(bar.why[:_WHY]), group, others))
+            whole.append((back, task, why, group, others))
     numbers, figures = np.array(whole, np.uint32).reshape(-1, 5), np.array(times, np.float64).reshape(-1, 5)
     ends = figures[:, 0]
     base_s, last_s = (float(ends[0]), float(ends[-1])) if whole else (0.0, 0.0)

@@ -7,6 +7,7 @@ from msgspec import Struct
 
 BINS = 200
 _FIRST_WIDTH_S = 1e-6
+_TOGETHER = 16_384
 
 
 class Strip(Struct, frozen=True):
@@ -31,27 +32,43 @@ class Timeline:
         self._to = to_s
         self._width = (to_s - from_s) / bins if to_s is not None else _FIRST_WIDTH_S
         self._sums = np.zeros((rows, 2 * bins))
+        self._new: list[tuple[int, float, float, float]] = []
 
     def add(self, row: int, start_s: float, end_s: float, amount: float = 1.0) -> None:
         """Add `amount` per second between two instants, as far as they lie in the window."""
-        start = max(start_s, self._from) - self._from
-        end = (min(end_s, self._to) if self._to is not None else end_s) - self._from
-        if end <= start:
+        self._new.append((row, start_s, end_s, amount))
+        if len(self._new) == _TOGETHER:
+            self._sum_up()
+
+    def _sum_up(self) -> None:
+        """Add all that is new at once, which for many is several times faster than one by one."""
+        if not self._new:
             return
-        while end > self._width * self._sums.shape[1]:
+        given = np.array(self._new)
+        self._new.clear()
+        rows, amounts = given[:, 0].astype(int), given[:, 3]
+        starts, ends = (
+            given[:, 1].clip(self._from) - self._from,
+            np.minimum(given[:, 2], np.inf if self._to is None else self._to) - self._from,
+        )
+        some = ends > starts
+        rows, amounts, starts, ends = rows[some], amounts[some], starts[some], ends[some]
+        while len(ends) and ends.max() > self._width * self._sums.shape[1]:
             self._widen()
-        width, sums = self._width, self._sums[row]
-        last_bin = len(sums) - 1
-        first, last = min(int(start / width), last_bin), min(int(end / width), last_bin)
-        if first == last:
-            sums[first] += amount * (end - start)
-            return
-        sums[first] += amount * ((first + 1) * width - start)
-        sums[first + 1 : last] += amount * width
-        sums[last] += amount * (end - last * width)
+        width, size = self._width, self._sums.shape[1]
+        first, last = ((times / width).astype(int).clip(None, size - 1) for times in (starts, ends))
+        in_first, in_last = np.minimum(ends, (first + 1) * width) - starts, ends - last * width
+        one = first == last
+        in_first[one], in_last[one] = (ends - starts)[one], 0.0
+        places, seconds = np.concatenate([first, last]), np.concatenate([in_first, in_last])
+        both, twice = np.concatenate([rows, rows]), np.concatenate([amounts, amounts])
+        self._sums += np.bincount(both * size + places, twice * seconds, self._sums.size).reshape(self._sums.shape)
+        for i in np.flatnonzero(last > first + 1):
+            self._sums[rows[i], first[i] + 1 : last[i]] += amounts[i] * width
 
     def grow(self) -> int:
         """One more row; gives its number."""
+        self._sum_up()
         self._sums = np.concatenate([self._sums, np.zeros_like(self._sums[:1])])
         return len(self._sums) - 1
 
@@ -63,6 +80,7 @@ class Timeline:
 
     def strip(self, end_s: float) -> Strip:
         """The means up to an instant; the last bin counts only as far as it is covered."""
+        self._sum_up()
         length = (min(end_s, self._to) if self._to is not None else end_s) - self._from
         if length <= 0:
             return Strip(self._from, self._width, [[] for _ in self._sums])

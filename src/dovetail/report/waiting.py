@@ -52,7 +52,9 @@ class _History:
 
     def until(self, t: float) -> tuple[float, float]:
         """Seconds of running and of set-ups before an instant."""
-        i = bisect_right(self.starts, t) - 1
+        i = len(self.starts) - 1  # what is asked for is mostly now
+        if i >= 0 and t < self.starts[i]:
+            i = bisect_right(self.starts, t) - 1
         if i < 0:
             return 0.0, 0.0
         ready_s = self.ready[i]
@@ -81,13 +83,17 @@ class Waits:
 
     def used(self, devices: Iterable[int], start_s: float, ready_s: float, end_s: float) -> None:
         for device in devices:
-            self._devices.setdefault(device, _History()).add(start_s, ready_s, end_s)
+            if device not in self._devices:
+                self._devices[device] = _History()
+            self._devices[device].add(start_s, ready_s, end_s)
 
     def start(
         self, kind: str, devices: tuple[int, ...], ready_s: float, t: float, in_use_since_s: float | None = None
     ) -> None:
         """A task starts at `t`. Devices that it shares may have been in use for a while, and still are."""
-        waited = self._kinds.setdefault(kind, Waited(kind))
+        waited = self._kinds.get(kind)
+        if waited is None:
+            waited = self._kinds[kind] = Waited(kind)
         waited.tasks += 1
         waited.devices = max(waited.devices, len(devices))
         wait_s = max(t - ready_s, 0.0)

@@ -30,6 +30,7 @@ from dovetail.workflow.live.runs import RunRequest
 from dovetail.workflow.live.service import WorkflowService
 from dovetail.workflow.live.settings import LiveSettings
 
+pytestmark = pytest.mark.xdist_group("servers")  # one is started for all
 MESSAGES = [{"role": "user", "content": "the quick brown fox"}]
 EIGHT = {"max_tokens": 8}
 SERVE = ["transformers", "serve", "--host", "127.0.0.1", "--port", "{port}", "--device", "{device}"]

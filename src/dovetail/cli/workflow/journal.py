@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
 
 from dovetail.cli.common import Force, Format, newest, newest_journal, print_json
+from dovetail.cli.complete import JOURNAL_JOBS
 from dovetail.cli.workflow.place import PLACE, PlaceFlags
 from dovetail.core.errors import InputError
 from dovetail.core.output import refuse_overwrite
@@ -15,7 +16,7 @@ if TYPE_CHECKING:
 
 
 def explain(
-    request: str,
+    request: Annotated[str, JOURNAL_JOBS],
     node: str | None = None,
     /,
     *,
@@ -44,7 +45,7 @@ def explain(
     asked = place != PLACE
     if asked and journal is not None:
         raise InputError("--journal and --state or --url: expected one of them")
-    path = None if asked else journal or newest("*_journal.jsonl")
+    path = None if asked else journal or newest("*_journal.jsonl", level="workflow")
     found = _by_service(request, node, place) if path is None else read_journal(path).explain(request, node)
     if format == "json":
         print_json(found.stories)

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 from cyclopts import Parameter
 
 from dovetail.cli.common import Flag, Format, Pairs, atomic_write, pairs, print_json, print_table, value
+from dovetail.cli.complete import WORKFLOW_RUNS, WORKFLOWS_SERVED
 from dovetail.cli.workflow.place import PLACE, PlaceFlags
 from dovetail.core.errors import InputError
 
@@ -20,7 +21,7 @@ Inputs = Annotated[list[str], Parameter(consume_multiple=True, negative=())]
 
 
 def submit(
-    workflow: str,
+    workflow: Annotated[str, WORKFLOWS_SERVED],
     /,
     *,
     input: Inputs | None = None,
@@ -115,7 +116,7 @@ def _content(path: Path) -> str | bytes:
 
 
 def status(
-    run: str | None = None,
+    run: Annotated[str | None, WORKFLOW_RUNS] = None,
     /,
     *,
     only: State | None = None,
@@ -174,7 +175,7 @@ def _cells(run: RunStatus) -> list[Any]:
 
 
 def result(
-    run: str,
+    run: Annotated[str, WORKFLOW_RUNS],
     /,
     *,
     wait: float | None = None,
@@ -219,7 +220,7 @@ def _show(found: RunResult, format: Format, out: Path | None) -> int:
     return 0 if found.state == "completed" else 1
 
 
-def cancel(*run: str, place: PlaceFlags = PLACE) -> int:
+def cancel(*run: Annotated[str, WORKFLOW_RUNS], place: PlaceFlags = PLACE) -> int:
     """Cancel runs of a service, whether they wait or run.
 
     Example: dovetail workflow cancel run-0c1d

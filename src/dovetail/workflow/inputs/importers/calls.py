@@ -6,7 +6,9 @@ Each row becomes a request of a workflow of one node, with the row's tokens.
 from __future__ import annotations
 
 import os
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -149,9 +151,10 @@ def _import(
     required = [name for name in ("timestamp", "input_tokens", "output_tokens", "model") if name in keys]
 
     def rows(found: Collector) -> Iterator[dict[str, Any]]:
+        numbers = defaultdict[str, Iterator[int]](lambda: count(1))  # files of one name are one trace
         for path in paths:
             name = name_of(path)
-            for number, row in enumerate(read_rows(path, keys, required), start=1):
+            for row, number in zip(read_rows(path, keys, required), numbers[name], strict=False):
                 try:
                     why = leave_out(row)
                     request = {} if why else _request(row, name, number, unit, found)
