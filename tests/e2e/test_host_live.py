@@ -109,6 +109,7 @@ def test_a_program_that_gains_nothing_by_a_second_core_is_found_out(tmp_path: Pa
         assert daemon.row(job)["desired"] == 1
         daemon.kill()
         daemon.up()
+        until(lambda: daemon.row(job)["desired"])  # none until the new one has decided
         assert daemon.row(job)["desired"] == 1
         daemon.cancel_all()
         daemon.ask_once("rates", path=str(tmp_path / "rates.json"))
