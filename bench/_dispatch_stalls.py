@@ -9,7 +9,6 @@ worst themselves is no doing of ours, and stands beside it.
 from __future__ import annotations
 
 import multiprocessing
-import os
 import time
 from collections.abc import Callable
 from importlib import import_module
@@ -22,6 +21,7 @@ import torch
 
 from dovetail.dispatch import Dispatcher
 from dovetail.dispatch.inputs.devices import NodeDevice as Device
+from dovetail.dispatch.live.torch_threads import usable_cores
 
 RUNS = 8
 STALL_S = 0.05
@@ -67,7 +67,7 @@ def stalls(fresh: int = 8, seed: int = 1) -> dict[str, Any]:
     plain: list[float] = []
     for name, stalled, hogs in (("stalls", True, False), ("hogs", False, True), ("stalls and hogs", True, True)):
         random = Random(seed)
-        busy = [multiprocessing.Process(target=_spin, daemon=True) for _ in range((os.cpu_count() or 1) * hogs)]
+        busy = [multiprocessing.Process(target=_spin, daemon=True) for _ in range(usable_cores() * hogs)]
         for process in busy:
             process.start()
         try:
