@@ -12,13 +12,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from dovetail.cluster.inputs.workload import Job
 from dovetail.cluster.optimise.shares import isolated_share, proportional_rate
 from dovetail.cluster.policies import make
 from dovetail.cluster.policies.base import Allocation, Floats, Ints, Problem
 from dovetail.cluster.policies.tiresias import gittins
+from dovetail.cluster.simulate import run
 from dovetail.core.errors import InputError
 from dovetail.core.registry import names, promise
 from dovetail.testing.cluster.problems import random_problem
+from tests.cluster.conftest import Make
 
 POLICIES = names("cluster")
 BY_JOB = ("ids", "kind", "width", "weight", "steps_left", "age_s", "deadline_s", "entity")
@@ -306,6 +309,30 @@ def test_gandiva_pairs_only_when_jobs_outnumber_accelerators() -> None:
     after = {tuple(pair) for pair in fewer.ids[policy.allocate(fewer).pairs].tolist()}
     assert before
     assert {pair for pair in before if 0 not in pair} <= after
+
+
+@pytest.mark.parametrize("seed", range(30))
+def test_gandiva_leaves_no_accelerator_idle_for_a_pair(seed: int) -> None:
+    """Without its last pair not everybody would have room; kept pairs obey this, too, when jobs have left."""
+    policy = make("gandiva", {"seed": seed})
+    crowd = drawn(seed, jobs=14, pairs=True, widths=(1, 1, 2))
+    for left in (14, 12, 10, 8):
+        problem = part(crowd, np.arange(14 - left, 14))
+        width, pairs = problem.width, policy.allocate(problem).pairs
+        saved = width[pairs[:, 0]]
+        too_many = int(width.sum() - problem.counts.sum())
+        assert len(pairs) == 0 if too_many <= 0 else saved[:-1].sum() < too_many
+        assert len(np.unique(pairs)) == pairs.size
+
+
+def test_gandiva_pairs_all_by_the_older_rules(make_setup: Make) -> None:
+    crowd = drawn(5, jobs=10, pairs=True)  # on nine accelerators
+    assert len(make("gandiva").allocate(crowd).pairs) == 1
+    assert len(make("gandiva", {"pair_all": True}).allocate(crowd).pairs) > 1
+    policy = make("gandiva")
+    for compat in (False, True):
+        run(make_setup([Job(id=0, model="A", steps=10)]), policy, compat=compat)
+        assert policy.pair_all == compat  # type: ignore[attr-defined]
 
 
 def test_elastic_throughput_chooses_the_widths_that_are_worth_most() -> None:

@@ -107,6 +107,8 @@ def run(
         fastest=fastest(setup, policy, anywhere=compat)[0],
         details=RunDetails(setup.types, list(setup.entities), setup.window, rules.restart_s) if detailed else None,
     )
+    if compat and hasattr(pairing := getattr(policy, "policy", policy), "pair_all"):
+        pairing.pair_all = True  # as the older simulator does
     timed = TimedPolicy(policy, name)
     began = process_time()
     first = header(setup, policy, name, options or {}, rules, mode, clock) if journal or saving else None

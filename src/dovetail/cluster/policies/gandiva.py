@@ -16,15 +16,18 @@ FEW = 40  # of so many, all pairs are looked at before any is drawn
 class Gandiva:
     """All running units have equal parts; pairs are drawn at random and kept while sharing beats taking turns.
 
-    With enough accelerators for everybody nobody shares; with one job more, as in Gavel's, all share that do well
-    together, even if accelerators are then idle. The same seed and calls give the same pairs.
+    With enough accelerators for everybody nobody shares. With fewer, as many pairs are made as it takes for everybody
+    to run: who shares while accelerators are idle only loses. With `pair_all`, as in Gavel's, all share that do well
+    together, however few are too many; runs by its rules are so. The same seed and calls give the same pairs.
     """
 
     agnostic, packs, strict = False, True, False
+    pair_all: bool
 
     _table: NDArray[np.bool_] | None  # by kind and kind, in this call
 
-    def __init__(self, seed: int = 0) -> None:
+    def __init__(self, seed: int = 0, pair_all: bool = False) -> None:
+        self.pair_all = pair_all
         self._random = np.random.default_rng(seed)
         self._pairs = np.zeros((0, 2), dtype=np.int64)  # ids
 
@@ -34,22 +37,33 @@ class Gandiva:
             return Allocation(share=isolated_share(problem), why="room for everybody, equal parts")
         self._table = self._of_few_kinds(problem)
         pairs = self._still_here(problem)
-        pairs = pairs[self._good(problem, pairs)]
+        pairs = self._needed(problem, pairs[self._good(problem, pairs)])
         single = np.ones(problem.jobs, dtype=bool)
         single[pairs] = False
         draws = problem.jobs
-        while draws and (left := int(single.sum())) > 1:
+        while draws and self._crowded(problem, pairs) and (left := int(single.sum())) > 1:
             alone = np.flatnonzero(single)
             if left <= FEW and not self._good(problem, alone[np.stack(np.triu_indices(left, 1), axis=1)]).any():
                 break
             drawn = self._random.permutation(alone)
             drawn = np.sort(drawn[: len(drawn) // 2 * 2].reshape(-1, 2)[:draws], axis=1)
             draws -= len(drawn)
-            good = drawn[self._good(problem, drawn)]
-            pairs = np.concatenate([pairs, good])
-            single[good] = False
+            pairs = self._needed(problem, np.concatenate([pairs, drawn[self._good(problem, drawn)]]))
+            single[pairs] = False
         self._pairs = problem.ids[pairs]
         return self._equal_parts(problem, pairs, np.flatnonzero(single))
+
+    def _crowded(self, problem: Problem, pairs: Ints) -> bool:
+        """Whether jobs and these pairs still outnumber the accelerators."""
+        saved = int(problem.width[pairs[:, 0]].sum())
+        return self.pair_all or int(problem.width.sum()) - saved > int(problem.counts.sum())
+
+    def _needed(self, problem: Problem, pairs: Ints) -> Ints:
+        """Of these pairs, the first ones until everybody has room."""
+        if self.pair_all:
+            return pairs
+        width = problem.width[pairs[:, 0]]
+        return pairs[width.cumsum() - width < problem.width.sum() - problem.counts.sum()]
 
     def _still_here(self, problem: Problem) -> Ints:
         """The pairs of the last time of which both are there, as positions."""
