@@ -63,7 +63,8 @@ class Gandiva:
         if self.pair_all:
             return pairs
         width = problem.width[pairs[:, 0]]
-        return pairs[width.cumsum() - width < problem.width.sum() - problem.counts.sum()]
+        needed: Ints = pairs[width.cumsum() - width < problem.width.sum() - problem.counts.sum()]
+        return needed
 
     def _still_here(self, problem: Problem) -> Ints:
         """The pairs of the last time of which both are there, as positions."""
