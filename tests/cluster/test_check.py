@@ -17,6 +17,7 @@ from dovetail.cluster.check import CODES, check_journal
 from dovetail.cluster.inputs.choices import JournalMode
 from dovetail.cluster.inputs.prices import Prices
 from dovetail.cluster.inputs.workload import Job
+from dovetail.cluster.policies import make
 from dovetail.cluster.rounding.records import KEPT
 from dovetail.cluster.simulate import run
 from dovetail.core.errors import InputError
@@ -126,6 +127,18 @@ def _impossible(lines: Lines) -> None:
     lines[0]["facts"]["bound_makespan_s"] = 1e9
 
 
+def _modest(lines: Lines) -> None:
+    lines[0]["facts"]["bound_makespan_s"] /= 2
+
+
+def _redrawn(lines: Lines) -> None:
+    lines[-1]["summary"]["charts"][0]["series"][0]["points"][50][0] += 0.01
+
+
+def _undrawn(lines: Lines) -> None:
+    lines[-1]["summary"]["charts"].pop()
+
+
 def _too_good(lines: Lines) -> None:
     lines[0]["facts"]["fastest"] = [1e-3] * 4
 
@@ -209,6 +222,9 @@ def _no_such_device(lines: Lines) -> None:
         (_endless, "end"),
         (_boast, "summary"),
         (_impossible, "bound"),
+        (_modest, "bound"),
+        (_redrawn, "summary"),
+        (_undrawn, "summary"),
         (_too_good, "bound"),
         (_another, "kind"),
         (_widened, "width"),
@@ -314,9 +330,40 @@ def _sooner(lines: Lines) -> None:
     _first(lines, "completed")["at_s"][0] -= 1.0
 
 
-@pytest.mark.parametrize(("spoil", "code"), [(_boast, "summary"), (_forgotten, "unclosed"), (_sooner, "finish")])
+@pytest.mark.parametrize(
+    ("spoil", "code"),
+    [
+        (_boast, "summary"),
+        (_forgotten, "unclosed"),
+        (_sooner, "finish"),
+        (_modest, "bound"),
+        (_redrawn, "summary"),
+    ],
+)
 def test_a_fault_planted_in_a_summary_is_found(
     brief: Lines, tmp_path: Path, spoil: Callable[[Lines], None], code: str
 ) -> None:
     spoil(brief)
     assert code in _codes(brief, tmp_path)
+
+
+def _larger(lines: Lines) -> None:
+    lines[0]["facts"]["bound_makespan_s"] *= 1.001
+
+
+def _slower(lines: Lines) -> None:
+    lines[0]["facts"]["fastest"][2] *= 0.999
+
+
+@pytest.mark.parametrize("policy", ["max_min_fairness_perf", "max_min_fairness_packed", "elastic_throughput"])
+@pytest.mark.parametrize("ideal", [False, True])
+@pytest.mark.parametrize("spoil", [_modest, _larger, _slower])
+def test_the_bound_of_a_known_policy_is_counted_again(
+    make_setup: Make, tmp_path: Path, policy: str, ideal: bool, spoil: Callable[[Lines], None]
+) -> None:
+    jobs = [Job(id=i, model="AB"[i % 2], steps=900, arrival_s=40.0 * i) for i in range(6)]
+    run(make_setup(jobs), make(policy), name=policy, journal=tmp_path / "run.jsonl", ideal=ideal)
+    lines = [json.loads(line) for line in (tmp_path / "run.jsonl").read_text().splitlines()]
+    assert _codes(lines, tmp_path) == set()
+    spoil(lines)
+    assert "bound" in _codes(lines, tmp_path)

@@ -51,6 +51,7 @@ class ClusterFigures(Struct, kw_only=True):
     accelerator_hours: float | None = None  # that these jobs held, pauses counted
 
 
+FAIRNESS = "Finish-time fairness"  # the chart that needs no leases
 _WHERE_THERE_ARE = ("restarts", "accelerator_hours", "cancelled", "given_up")  # figures that not every run has
 
 
@@ -421,4 +422,4 @@ def charts(metrics: ClusterMetrics) -> list[Chart]:
     shares = np.linspace(0, 1, 101)
     points = list(zip(np.quantile(rho, shares).tolist(), (100 * shares).tolist(), strict=True))
     rho_axis, wide = "rho: completion time over that with equal shares", bool(rho.max() > 8 * rho.min())
-    return [Chart("Finish-time fairness", rho_axis, "jobs with at most that, %", [Series("jobs", points)], wide), *more]
+    return [Chart(FAIRNESS, rho_axis, "jobs with at most that, %", [Series("jobs", points)], wide), *more]

@@ -15,6 +15,7 @@ from dovetail.cluster.check.leases import LeaseChecker
 from dovetail.cluster.check.live import LiveLeaseChecker
 from dovetail.cluster.check.live_accounts import LiveAccounts
 from dovetail.cluster.check.live_rounds import LiveRounds
+from dovetail.cluster.check.recount import BoundRecount, check_charts
 from dovetail.cluster.header import ClusterFacts, facts_of, rules_of
 from dovetail.cluster.metrics import ClusterMetrics, details_of, metrics_for, summary
 from dovetail.cluster.rounding.schema import LARGEST, sound_steps
@@ -83,7 +84,8 @@ def check_journal(path: Path) -> Report:
     checker, metrics = checker_for(reader, faults), metrics_for(facts)
     if facts.mode == "summary":
         notes.append(f"{_SUMMARIES[facts.clock]}, only arrivals, ends and their figures were checked")
-    claimed = _feed(reader, facts, checker, metrics)
+    bound = BoundRecount(reader.header, facts, faults)
+    claimed = _feed(reader, facts, checker, metrics, bound)
     for n, t, other_s in reader.odd:
         faults.add("time", f"step {n}", f"found one step at {t}, {other_s} s, expected one instant")
     checker.close(reader.header, reader.torn)
@@ -99,6 +101,8 @@ def check_journal(path: Path) -> Report:
         for key, value in (found | beside).items():
             if key not in left_out and not _same(claimed.get(key), value):
                 faults.add("summary", key, f"found {claimed.get(key)}, expected {value}")
+        check_charts(claimed, metrics, brief, faults)
+        bound.close()
         bounds = {key: value for key, value in found.items() if key.startswith("bound_")}
         check_bounds(bounds | {"bound_makespan_s": facts.bound_makespan_s}, found, faults)
         if reader.torn:
@@ -107,12 +111,15 @@ def check_journal(path: Path) -> Report:
     return Report.of(str(path), "journal", faults, notes, counted)
 
 
-def _feed(reader: Reader, facts: ClusterFacts, checker: LeaseChecker, metrics: ClusterMetrics) -> dict[str, Any] | None:
+def _feed(
+    reader: Reader, facts: ClusterFacts, checker: LeaseChecker, metrics: ClusterMetrics, bound: BoundRecount
+) -> dict[str, Any] | None:
     claimed = None
     for n, t, events in sound_steps(reader, len(facts.types)):
         checker.step(n, t, events)
         if not checker.unsound:
             metrics.step(n, t, events)
+            bound.step(events)
         for event in events:
             if isinstance(event, Ended):
                 claimed = event.summary
