@@ -97,11 +97,12 @@ def test_the_folder_of_one_that_has_ended_is_anothers(control: Control, folder: 
     make(folder).step()
     until(lambda: (line := control.line("a")) is not None and line.hello is not None)
     (first / "claim").write_text("who ran it")
+    (first / "words").write_text("what it left")
     control.close("a", reuse=True)
     assert not first.exists()
     control.open("b", str(second))
     gen = control.tell("b", [1])
-    assert [path.name for path in second.iterdir()] == ["control"]
+    assert sorted(path.name for path in second.iterdir()) == ["claim.spare", "control"]  # a file that says nothing
     line = control.line("b")
     assert line is not None
     assert (line.hello, line.acknowledged) == (None, 0)
@@ -111,6 +112,37 @@ def test_the_folder_of_one_that_has_ended_is_anothers(control: Control, folder: 
     control.close("b", reuse=True)
     control.open("c", str(first))
     assert not (first / "control" / "its own").exists()
+
+
+def test_who_is_to_be_told_what_the_folder_says_is_told_without_writing(
+    control: Control, folder: Path, make: Make
+) -> None:
+    first, second, third = folder.parent, folder.parent.with_name("second"), folder.parent.with_name("third")
+    for run, home, cpus in (("a", first, [0, 1]), ("b", second, [1])):
+        control.open(run, str(home), cpus)
+        control.tell(run, cpus)
+    target = (second / "control" / "target.json").stat().st_ino
+    control.close("b", reuse=True)
+    control.close("a", reuse=True)
+    assert control.has_spare([1])
+    control.open("c", str(third), [1])  # the folder of the one that had the same processors, though not the last
+    gen = control.tell("c", [1])
+    assert (third / "control" / "target.json").stat().st_ino == target
+    line = control.line("c")
+    assert line is not None
+    assert make(third / "control").step() == 1
+    until(lambda: line.acknowledged == gen)
+    assert control.tell("c", [1]) == gen + 1  # its own target is another matter
+    assert not control.has_spare([1])
+
+
+def test_a_folder_whose_target_somebody_else_has_written_is_not_used_again(control: Control, folder: Path) -> None:
+    control.open("a", str(folder.parent), [1])
+    control.tell("a", [1])
+    (folder / "target.json").write_text('{"gen":7,"cores":8,"cpus":[1],"intra":1}')
+    control.close("a", reuse=True)
+    assert not control.has_spare([1])
+    assert list(folder.parent.parent.iterdir()) == []
 
 
 def test_a_restarted_daemon_counts_on_and_hears_what_was_reached(folder: Path, make: Make) -> None:

@@ -22,6 +22,7 @@ from dovetail.cli import main
 from dovetail.core.engine import replay
 from dovetail.core.errors import DovetailError, InputError
 from dovetail.core.journal import Reader
+from dovetail.core.service import shim
 from dovetail.host import connect, daemon_command, up
 from dovetail.host.live.client import SOCKET, Client
 from dovetail.host.live.daemon import _Server
@@ -257,7 +258,8 @@ def test_a_rigid_program_cannot_be_resized_once_it_runs(daemon: Daemon) -> None:
 def test_nothing_of_an_ended_attempt_is_left_in_the_folder(daemon: Daemon) -> None:
     jobs, runs = daemon.submit("true", array=3), daemon.folder / "runs"
     daemon.wait()
-    left = {"control", "agent.sock", "target.json"}  # which the next program gets
+    spares = {name + shim.SPARE for name in shim.KEPT}
+    left = {"control", "agent.sock", "target.json", *spares}  # which the next program gets
     until(lambda: not list(runs.glob(f"{jobs[0].partition('.')[0]}.*")))
     until(lambda: {path.name for path in runs.glob("*/**/*")} == left)
     daemon.kill()

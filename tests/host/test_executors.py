@@ -294,11 +294,48 @@ def test_an_attempt_is_started_once(shop: Workshop) -> None:
     assert shop.log("a") == "once\n"
 
 
-def test_two_shims_for_one_attempt_run_it_once(shop: Workshop) -> None:
+def leave_spares(folder: Path) -> dict[str, int]:
+    """As a program that has ended leaves its folder to another: the files by name."""
+    found = {}
+    for name in shim.KEPT:
+        spare = folder / (name + shim.SPARE)
+        spare.write_bytes(b'{"code": 7, "pid": 1, "start": 1, "boot": "another"}'.ljust(1024))
+        found[name] = spare.stat().st_ino
+    return found
+
+
+def test_the_files_of_one_that_has_ended_are_anothers(shop: Workshop) -> None:
+    launch = shop.launch("a", "sh", "-c", "exit 3")
+    folder = Path(launch.folder)
+    folder.mkdir()
+    spares = leave_spares(folder)
+    assert shop.executor.find(launch).state == "absent"
+    shop.executor.start(launch)
+    assert shop.end().code == 3
+    assert {name: (folder / name).stat().st_ino for name in shim.KEPT} == spares
+    assert sorted(os.listdir(folder)) == sorted(shim.KEPT)
+    assert msgspec.json.decode((folder / "claim").read_bytes())["boot"] == shim.boot_id()
+    found = shop.executor.find(launch)
+    assert found.exit is not None
+    assert found.exit.code == 3
+
+
+def test_an_environment_that_no_packet_holds_goes_by_a_file(shop: Workshop) -> None:
+    launch = shop.launch("a", "sh", "-c", "echo ${#LONG}")
+    many = {f"LONG{i}": "x" * 60_000 for i in range(4)}
+    shop.executor.start(msgspec.structs.replace(launch, env=launch.env | many | {"LONG": "x" * 100_000}))
+    assert shop.end().good
+    assert shop.log("a") == "100000\n"
+
+
+@pytest.mark.parametrize("spares", [False, True])
+def test_two_shims_for_one_attempt_run_it_once(shop: Workshop, spares: bool) -> None:
     """As when a daemon was killed right after it started one, and the next does not see it yet."""
     launch = shop.launch("a", "sh", "-c", "echo once")
     folder = Path(launch.folder)
     folder.mkdir()
+    if spares:
+        leave_spares(folder)
     (folder / "launch").write_bytes(marshal.dumps(msgspec.to_builtins(launch) | {"groups": []}))
     words = [sys.executable, "-I", "-S", shim.__file__, str(folder)]
     shims = [subprocess.Popen(words, stdout=subprocess.DEVNULL) for _ in range(8)]

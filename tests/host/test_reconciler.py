@@ -96,6 +96,9 @@ class Memory:
     def clean(self, launch: ProgramLaunch) -> None:
         pass
 
+    def is_clean(self, launch: ProgramLaunch) -> bool:
+        return True
+
     def tidy(self, keep: Container[str]) -> None:
         pass
 

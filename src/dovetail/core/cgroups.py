@@ -111,13 +111,17 @@ class Groups:
 
     def renewed(self, name: str, cpus: Sequence[int]) -> tuple[Groups, tuple[str, ...]]:
         """They for another program, nobody being inside: that costs a tenth of making and removing some. These here are
-        gone then, so that who still means to pause or to bind the program that had them finds nothing."""
+        gone then, so that who still means to pause or to bind the program that had them finds nothing. Whoever began to
+        before may still do it: then nobody has them any more, and OSError is raised."""
         groups = Groups({}, "")
-        groups._at = {controller: f"{folder.rpartition('/')[0]}/{name}" for controller, folder in self._at.items()}
+        groups._at = {each: f"{self._at[each].rpartition('/')[0]}/{name}" for each in _NEEDED}
         groups._bound, groups.renewable = self._bound, True
         for controller in _NEEDED:
             os.rename(self._at[controller], groups._at[controller])
-        _write(groups._path("freezer", "freezer.state"), "THAWED")  # a pause may have come too late
+        if not self.renewable:
+            for folder in groups._at.values():
+                os.rename(folder, f"{folder}.left")
+            raise FileNotFoundError(self._at["freezer"])
         _write(groups._path("cpuacct", "cpuacct.usage"), "0")
         if cpu_list(cpus) != groups._bound:
             groups.set_cpus(cpus)

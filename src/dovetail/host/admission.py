@@ -17,7 +17,7 @@ class Admission:
 
     def __init__(self, view: MachineView, plan: Planning, assign: Assignment) -> None:
         self.view, self._plan, self._assign = view, plan, assign
-        self.before = list(view.waiting)  # who waited before anything was decided
+        self.before = bool(view.waiting)  # whether somebody waited before anything was decided
         self.starts: list[Program] = []
         self.pauses: list[tuple[Program, str]] = []
         self.waits: dict[str, tuple[str, str]] = {}
@@ -35,6 +35,7 @@ class Admission:
         del self.view.widths[program.id]
         self.view.gpus.pause(program)
         self.view.waiting.append(program)
+        self.view.by_arrival = False
         self._count(program, -1)
         program.place = 1 << 60 | len(self.pauses)  # the end of the queue, in the order of the pauses
         program.queued_s = self.view.now

@@ -42,6 +42,7 @@ from dovetail.host.policies import Assignment, Planning, make
 from dovetail.host.policies.base import MachineView
 from dovetail.host.policies.base import count as count_of
 from dovetail.host.program import PAUSED, RUNNING, TASK, WAITING, Ask, Program, Stopping
+from dovetail.host.waiting import WaitingPrograms
 
 
 class Policies(NamedTuple):
@@ -76,6 +77,7 @@ class HostScheduler:
         self.view = MachineView(cores, self.options)
         self.view.shrinks = self._assign.shrinks if self.options.shrink is None else self.options.shrink
         self.programs: dict[str, Program] = {}
+        self._waiting = WaitingPrograms()
         self._running: dict[str, Program] = {}  # in the order of their starts
         self._begun: dict[str, Program] = {}  # these, and those that are paused or being stopped
         self._done: set[str] = set()
@@ -191,7 +193,7 @@ class HostScheduler:
     def _finished(self, job: str) -> None:
         program = self._leave(job)
         if program is not None:
-            del self.programs[job]
+            self._forget(program)
             self._done.add(job)
             self._out.append(Complete(job))
 
@@ -203,7 +205,7 @@ class HostScheduler:
         program.attempts += not requeued
         again = requeued or (not program.stopping and program.attempts <= program.ask.retries)
         if not again:
-            del self.programs[event.job]
+            self._forget(program)
             tries = f" {program.attempts} times" if program.ask.retries else ""
             why = program.stop_why or f"failed{tries}: {event.why}"
             self._reject(event.job, why, cancelled=program.stopping == "cancel")
@@ -224,11 +226,16 @@ class HostScheduler:
             program.cores = program.gpus = ()
         return program
 
+    def _forget(self, program: Program) -> None:
+        """It is closed."""
+        del self.programs[program.id]
+        self._waiting.leave(program)
+
     def _asked(self, event: Asked, now: float) -> None:
         program = self.programs.get(event.job)
         if program is None:
             return
-        program.may_run = False  # which is looked at anew
+        self._waiting.look_again(program)
         match event.what, event.value:
             case "pause", _:
                 program.held = True
@@ -262,7 +269,7 @@ class HostScheduler:
         if ask.parallel is not None:
             self._limit(ask.group, ask.parallel)
         if problem := self._never_fits(program):
-            del self.programs[program.id]
+            self._forget(program)
             self._reject(program.id, problem)
 
     def _end(self, program: Program, how: Stopping, why: str, now: float) -> None:
@@ -270,7 +277,7 @@ class HostScheduler:
         if program.state == WAITING:
             program.held = False
             if how != "requeue":
-                del self.programs[program.id]
+                self._forget(program)
                 self._reject(program.id, why, cancelled=how == "cancel")
             return
         program.catch_up(now)
@@ -290,7 +297,7 @@ class HostScheduler:
             self._lost.clear()
             for program in [p for p in self.programs.values() if not lost.isdisjoint(p.ask.after)]:
                 failed = next(other for other in program.ask.after if other in lost)
-                del self.programs[program.id]
+                self._forget(program)
                 self._reject(program.id, f"waits for {failed}, which was not completed")
 
     def _stop_overdue(self, now: float) -> None:
@@ -301,6 +308,7 @@ class HostScheduler:
 
     def _enqueue(self, program: Program, now: float) -> None:
         program.queued_s, program.place, program.deferred = now, next(self._places), ""
+        self._waiting.look_again(program)
 
     # --- what to do -------------------------------------------------------------------------------
 
@@ -314,21 +322,21 @@ class HostScheduler:
         view.memory_mib = sum(p.ask.memory_mib for p in begun)
         view.gpus = GpuLedger(self.options.gpus, begun if self.options.gpus else ())
         self._next_begin_s = inf
-        view.waiting = [p for p in self.programs.values() if p.may_run or self._look_at(p, now)]
+        view.waiting, view.by_arrival = self._waiting.ready(lambda p: self._look_at(p, now)), True
         view.count_members(begun)
         admission = Admission(view, self._plan, self._assign)
         self._end_turns(admission, now)
         admission.run()
         for program in admission.starts:
             program.place = next(self._places)
+            view.waiting.remove(program)
         admission.forget_short_pauses()
         for program, why in admission.pauses:
             self._pause(program, now, why)
         self._carry(admission, now)
-        view.waiting = [p for p in view.waiting if p.state != RUNNING]
-        for program in view.waiting:  # of a long queue, most have nothing new to be told
-            if program.deferred != FAR[0] or program.id in admission.waits:
-                self._defer(program, *admission.waits.get(program.id, FAR))
+        waits = admission.waits
+        for program in self._waiting.to_tell((self.programs[job] for job in waits), (p for p, _ in admission.pauses)):
+            self._defer(program, *waits.get(program.id, FAR))
         self._ask_to_be_woken(now)
 
     def _look_at(self, program: Program, now: float) -> bool:
@@ -347,11 +355,11 @@ class HostScheduler:
         left += [name for name in ask.after_any if name in self.programs]
         if left:
             self._defer(program, "after", f"waits for {', '.join(left[:3])}{' and others' if left[3:] else ''}")
-        program.may_run = not left
         return not left
 
     def _defer(self, program: Program, code: str, why: str) -> None:
         """Say why it waits, when that changes."""
+        self._waiting.told(program, code == FAR[0])
         if program.deferred != code:
             program.deferred = code
             self._out.append(Defer(program.id, TASK, why))
@@ -405,7 +413,8 @@ class HostScheduler:
         else:
             ready_s, gpus = program.ready_s, program.gpus
             self._out.append(Start(program.id, TASK, program.kind, program.cores, ready_s, run_s, why, gpus=gpus))
-        program.state, program.may_run = RUNNING, False
+        program.state = RUNNING
+        self._waiting.look_again(program)
         program.had = program.cores
         self._running[program.id] = self._begun[program.id] = program
 

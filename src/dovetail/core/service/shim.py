@@ -2,12 +2,13 @@
 
 Run as a script by a bare interpreter, in milliseconds: `python -I -S shim.py FOLDER`. It imports nothing of Dovetail,
 and before the program runs only what loads at once. Without a folder it is one process that forks such parents, which
-is faster still: each is asked for by a packet on its standard input, the folder and a pipe. Into that, its standard
-output, a parent writes a line with its pid when the program runs, and one with what it writes to exit.json.
+is faster still: each is asked for by a packet on its standard input: the folder, what to run, and a pipe. Into that,
+its standard output, a parent writes a line with its pid when the program runs, and one with what goes to exit.json.
 
-FOLDER/launch says what to run. FOLDER/claim, made by a link that fails if it exists, is held by the one shim that
-may run it; a second shim for the same folder leaves at once. FOLDER/exit.json is written when the program and all that
-it left behind have ended.
+FOLDER/launch says what to run, if no packet did. FOLDER/claim, made by a link that fails if it exists, is held by the
+one shim that may run it; a second shim for the same folder leaves at once. FOLDER/exit.json is written when the program
+and all that it left behind have ended. Files of an earlier program, left as FOLDER/claim.spare and so on, are taken for
+these: a new file costs more than all else.
 
 With a `lease` in the launch, FOLDER/lease says how long it may run, by the monotonic clock: three numbers, when it is
 to get SIGTERM, when SIGKILL, and how: SIGTERM goes to all that it has started or to the program alone, or it is stopped
@@ -31,6 +32,9 @@ POKE = signal.SIGWINCH  # ignored by who does not wait for it
 _PR_SET_CHILD_SUBREAPER = 36
 _ABSENT = (errno.ENOENT, errno.ENOTDIR, errno.EACCES, errno.ENOEXEC)  # of a command or folder that is not there
 _ROOM = 1024  # bytes put aside for what is to be said, so that a full disk cannot lose it
+CLAIM, PROGRAM, EXIT = KEPT = ("claim", "program", "exit.json")
+SPARE = ".spare"
+MOST = 1 << 17  # bytes of a packet
 _FULL = (errno.ENOSPC, errno.EDQUOT)
 
 
@@ -52,16 +56,29 @@ def name_of(pid: int) -> bytes:
 
 def claim(folder: str) -> bool:
     """Whether this process is the one that may run what the folder says."""
-    mine = os.path.join(folder, f"claim.{os.getpid()}")
+    path = os.path.join(folder, CLAIM)
+    mine = f"{path}.{os.getpid()}"
     try:
-        with open(mine, "wb") as file:
-            file.write(name_of(os.getpid()))
-        os.link(mine, os.path.join(folder, "claim"))
+        file = room(path, mine)
+        try:
+            os.pwrite(file, name_of(os.getpid()).ljust(_ROOM), 0)
+        finally:
+            os.close(file)
+        os.link(mine, path)
     except FileExistsError:
         return False
     finally:
         remove(mine)
     return True
+
+
+def room(path: str, part: str) -> int:
+    """Open a file of one's own that is to become this one: a spare one, or a new one."""
+    try:
+        os.rename(path + SPARE, part)  # which one process alone can do
+    except FileNotFoundError:
+        return os.open(part, os.O_WRONLY | os.O_CREAT, 0o600)
+    return os.open(part, os.O_WRONLY)
 
 
 def remove(path: str) -> None:
@@ -77,7 +94,7 @@ class Aside:
     def __init__(self, folder: str, name: str) -> None:
         self.path = os.path.join(folder, name)
         self.part = f"{self.path}.{os.getpid()}"
-        self.file = os.open(self.part, os.O_WRONLY | os.O_CREAT, 0o600)
+        self.file = room(self.path, self.part)
         try:
             os.write(self.file, b" " * _ROOM)
         except OSError:
@@ -100,7 +117,7 @@ def begin(folder: str) -> list:  # type: ignore[type-arg]
     kept: list = []  # type: ignore[type-arg]
     held = False
     try:
-        for name in ("program", "exit.json"):
+        for name in (PROGRAM, EXIT):
             kept.append(Aside(folder, name))  # noqa: PERF401  if one fails, those before are known
         held = claim(folder)
     finally:  # nothing has run if there is no room for it
@@ -249,12 +266,14 @@ def tell(line: bytes) -> None:
         pass  # who is gone
 
 
-def main(folder: str) -> None:
+def main(folder: str, order: bytes = b"") -> None:
     for number in (signal.SIGHUP, signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)
     signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGCHLD, POKE))
-    with open(os.path.join(folder, "launch"), "rb") as file:
-        launch = marshal.load(file)
+    if not order:
+        with open(os.path.join(folder, "launch"), "rb") as file:
+            order = file.read()
+    launch = marshal.loads(order)
     if launch["cpus"]:
         os.sched_setaffinity(0, launch["cpus"])  # so that the program is bound from its first moment
     if not (kept := begin(folder)):
@@ -269,7 +288,7 @@ def main(folder: str) -> None:
     told = os.read(errors, 300).decode(errors="replace")  # nothing, at the moment when the child becomes the program
     name.say(name_of(program))
     tell(b"%d" % os.getpid())
-    for path in () if launch.get("lease") else (os.path.join(folder, "claim"), folder):
+    for path in () if launch.get("lease") else (os.path.join(folder, CLAIM), folder):
         os.fsync(os.open(path, os.O_RDONLY))  # now, so that the program did not have to wait for the disk
     import json  # takes a while, which the program need not wait for
 
@@ -305,9 +324,10 @@ def serve() -> None:
     line, null = socket.socket(fileno=0), os.open(os.devnull, os.O_RDWR)
     signal.signal(signal.SIGCHLD, reap)
     while True:
-        place, told, _, _ = socket.recv_fds(line, 1 << 16, 1)
-        if not place:
+        packet, told, _, _ = socket.recv_fds(line, MOST, 1)
+        if not packet:
             return
+        place, _, order = packet.partition(b"\0")
         folder = os.fsdecode(place)
         try:
             if not os.fork():
@@ -317,7 +337,7 @@ def serve() -> None:
                 os.close(told[0])
                 for number in (0, 2):  # whoever reads what the daemon says need not wait for its programs
                     os.dup2(null, number)
-                main(folder)
+                main(folder, order)
                 os._exit(0)
         except BaseException as error:
             if getattr(error, "errno", None) not in _FULL:  # else it is asked for again, when there may be room

@@ -93,6 +93,10 @@ class Store:
                 raise
 
     def _do(self, statement: str, *values: Any) -> None:
+        with self._lock:
+            if self._db.in_transaction:  # whose errors are its own
+                self._db.execute(statement, values)
+                return
         with self.together():
             self._db.execute(statement, values)
 

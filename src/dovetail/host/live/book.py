@@ -35,6 +35,7 @@ class ProgramBook:
         self._store = store
         self.specs: dict[str, Spec] = {}
         self.ends: dict[str, Ends] = {}
+        self._named: tuple[dict[str, str], str] = ({}, "")  # the last environment, and its name
         self._by_key: dict[str, list[str]] = {}
         self._past_keys = {key: past for key, past, _ in store.things(KEY, PastKey, dict)}
         self._environments = {name: env for name, env, _ in store.things(ENVIRONMENT, dict[str, str], dict)}
@@ -100,7 +101,10 @@ class ProgramBook:
 
     def put(self, job: str, spec: Spec) -> None:
         """Keep what a program is; its environment once for all that share it."""
-        name = sha256(msgspec.json.encode(spec.env, order="deterministic")).hexdigest()[:16] if spec.env else ""
+        if spec.env is not self._named[0]:  # those of an array have one
+            text = msgspec.json.encode(spec.env, order="deterministic") if spec.env else b""
+            self._named = spec.env, sha256(text).hexdigest()[:16] if text else ""
+        name = self._named[1]
         if name and name not in self._environments:
             self._environments[name] = spec.env
             self._store.put(ENVIRONMENT, name, spec.env)

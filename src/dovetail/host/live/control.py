@@ -19,6 +19,7 @@ from itertools import count
 import msgspec
 from msgspec import Struct
 
+from dovetail.core.service import shim
 from dovetail.host.agent import SOCKET_FILE, TARGET_FILE
 
 _LONGEST_LINE = 1 << 16
@@ -68,7 +69,7 @@ class AgentMessage(Struct, frozen=True):
 
 class AgentLine(Struct, eq=False):
     """What is known of one program's agent; `answered_s` is how long it last took to reach a target, `home` the
-    program's own folder."""
+    program's own folder, `written` what the target file says, and `told` whether that is this program's target."""
 
     home: str
     listener: socket.socket
@@ -81,6 +82,13 @@ class AgentLine(Struct, eq=False):
     progress: Progress = Progress()
     connection: socket.socket | None = None
     pending: bytes = b""
+    written: CoreTarget | None = None
+    told: bool = False
+
+    def says(self, cpus: Sequence[int]) -> bool:
+        """Whether the file of a program that has ended says what another is to be told: nothing is to be written."""
+        written = self.written
+        return written is not None and not self.told and written.cpus == tuple(cpus) and written.deadline is None
 
 
 _decode = msgspec.json.Decoder(AgentMessage).decode
@@ -100,12 +108,13 @@ class Control:
         self._listener = threading.Thread(target=self._listen, args=(wake,), name="agents", daemon=True)
         self._listener.start()
 
-    def open(self, run: str, home: str) -> None:
-        """Listen for the agent of a program, in a folder of its own; what that says already stays true."""
+    def open(self, run: str, home: str, cpus: Sequence[int] = ()) -> None:
+        """Listen for the agent of a program, in a folder of its own; what that says already stays true. If there are
+        folders to be used again, one whose last program had these processors is best."""
         with self._heard:
             if run in self._lines:
                 return
-            line = self._reused(home)
+            line = self._reused(home, cpus)
             if line is None:
                 folder = f"{home}/{CONTROL}"
                 os.makedirs(folder, exist_ok=True)
@@ -115,11 +124,16 @@ class Control:
                     line.gen = msgspec.json.decode(file.read(), type=CoreTarget).gen
             self._lines[run] = line
 
-    def _reused(self, home: str) -> AgentLine | None:
-        """The folder of a program that has ended, under another name: half the work of making and removing one."""
+    def has_spare(self, cpus: Sequence[int]) -> bool:
+        """Whether a program on these processors can have the folder of another as it is."""
+        return any(line.says(cpus) for line in self._spare)
+
+    def _reused(self, home: str, cpus: Sequence[int]) -> AgentLine | None:
+        """The folder of a program that has ended, under another name: less work than making and removing one."""
         if not self._spare:
             return None
-        line = self._spare.pop()
+        best = next((i for i, line in enumerate(self._spare) if line.says(cpus)), -1)
+        line = self._spare.pop(best)
         try:
             os.rename(line.home, home)
         except OSError:  # what is there already stays true
@@ -135,6 +149,9 @@ class Control:
             line = self._lines.get(run)
             if line is None:
                 return 0
+            if within_s is None and line.says(cpus):
+                line.told, line.told_at = True, time.monotonic()
+                return line.gen
             line.gen += 1
             deadline = None if within_s is None else time.time() + within_s
             target = CoreTarget(line.gen, len(cpus), tuple(cpus), intra=len(cpus), deadline=deadline)
@@ -142,6 +159,7 @@ class Control:
             with open(f"{path}.part", "wb", buffering=0) as file:
                 file.write(msgspec.json.encode(target))  # of no use to anybody after the machine's end
             os.rename(f"{path}.part", path)
+            line.written, line.told = target, True
             line.told_at = time.monotonic()
             if line.connection is not None:
                 with suppress(OSError):
@@ -175,7 +193,8 @@ class Control:
         with suppress(OSError):  # without the lock: a disk may take its time
             os.rename(line.home, place)
             line.home = place
-            if reuse and len(self._spare) < _MOST_SPARE and _wiped(place):
+            if reuse and len(self._spare) < _MOST_SPARE and _wiped(line):
+                line.told = False
                 self._spare.append(line)
                 return
         with self._heard:
@@ -257,12 +276,19 @@ class Control:
             line.connection = None
 
 
-def _wiped(home: str) -> bool:
-    """Whether a folder has nothing in it any more but what the next program needs too."""
-    if sorted(os.listdir(f"{home}/{CONTROL}")) != [SOCKET_FILE, TARGET_FILE]:
+def _wiped(line: AgentLine) -> bool:
+    """Whether a folder has nothing in it any more but what the next program needs too: what we last told, in a file
+    that nobody has changed, and files for its parent process to fill."""
+    home, control = line.home, f"{line.home}/{CONTROL}"
+    if sorted(os.listdir(control)) != [SOCKET_FILE, TARGET_FILE]:
         return False
+    with open(f"{control}/{TARGET_FILE}", "rb", buffering=0) as file:
+        if line.written is None or file.read() != msgspec.json.encode(line.written):
+            return False
     for name in os.listdir(home):
-        if name != CONTROL:
+        if name in shim.KEPT:
+            os.rename(f"{home}/{name}", f"{home}/{name}{shim.SPARE}")
+        elif name != CONTROL and name.removesuffix(shim.SPARE) not in shim.KEPT:
             os.unlink(f"{home}/{name}")
     return True
 

@@ -157,7 +157,7 @@ class Reconciler:
                 self._let_go(attempt, attempt.has - has)
 
     def _control_open(self, attempt: Attempt) -> None:
-        self._control.open(attempt.run, attempt.launch.folder)
+        self._control.open(attempt.run, attempt.launch.folder, attempt.launch.cpus)
 
     # --- ends -------------------------------------------------------------------------------------------
 
@@ -223,6 +223,12 @@ class Reconciler:
             elif not self._closing.is_set():  # an engine may take its time
                 self._pool.submit(self._clean, attempt)
 
+    def _clean_soon(self) -> None:
+        """Clean the last away, if nobody has to wait for that: the next has its folder, which is less work than a new
+        one."""
+        if self._over[-1].executor.is_clean(self._over[-1].launch):
+            self._clean(self._over.pop())
+
     def _clean(self, attempt: Attempt) -> None:
         with suppress(ExecutorError, TimeoutError):  # it is tidied up at the next start
             is_clean = False
@@ -262,6 +268,8 @@ class Reconciler:
     def _start_soon(self, attempt: Attempt) -> bool:
         """Begin to start it, if nobody has to wait for that; what goes wrong is told by a start that is waited for."""
         try:
+            if self._over and not self._control.has_spare(attempt.launch.cpus):
+                self._clean_soon()
             self._ready(attempt)
             attempt.starting = attempt.executor.start_soon(attempt.launch, lambda runs: self._started(attempt, runs))
         except (ExecutorError, OSError):

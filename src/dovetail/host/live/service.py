@@ -108,9 +108,9 @@ class Service(UserRequests, Answers):
             self._status.step(n, t, events)
         closed = False
         for event in events:
-            if isinstance(event, Finished | Failed):
+            if type(event) is Finished or type(event) is Failed:
                 self._reconciler.kept(event.job)
-            elif isinstance(event, Complete | Reject):
+            elif type(event) is Complete or type(event) is Reject:
                 self._run_hook(event.job)
                 closed = closed or event.job in self._awaited
         if self._unseen:

@@ -58,13 +58,14 @@ class ServiceState:
                     for n, t, events in self._unkept:
                         self._store.step(n, t, events)
                         for event in events:
-                            if isinstance(event, Finished | Failed):
+                            if type(event) is Finished or type(event) is Failed:
                                 self._book.keep_end(event.job)
-                            elif isinstance(event, Asked) and self._is_edit(event, events):
+                            elif type(event) is Asked and self._is_edit(event, events):
                                 self._book.put(event.job, self._edits[id(event)])
                                 edited.append(event)
                 self._unkept = []
-                self._book.specs |= {event.job: self._edits.pop(id(event)) for event in edited}
+                for event in edited:
+                    self._book.specs[event.job] = self._edits.pop(id(event))
         except StoreError as error:
             self.trouble = f"{error}; nothing is decided until there is room"
             with suppress(OSError):  # the log is most likely on the same disk

@@ -23,8 +23,8 @@ def count(cores: int) -> str:
 
 
 class MachineView:
-    """`running` is in the order of their starts, `waiting` in that of their arrivals. `widths` says how many cores each
-    running program is to have, as far as it is decided; policies read it, the scheduler writes it.
+    """`running` is in the order of their starts, `waiting` in that of their arrivals if `by_arrival`. `widths` says how
+    many cores each running program is to have, as far as it is decided; policies read it, the scheduler writes it.
 
     `held` cores belong to programs that are being stopped; `memory_mib` is what all that have begun have declared;
     `gpus` says who holds those of the machine. Of a group in `limits` so many may run at once; `members` is how many
@@ -37,6 +37,7 @@ class MachineView:
         self.now = 0.0
         self.running: list[Program] = []
         self.waiting: list[Program] = []
+        self.by_arrival = False
         self.widths: dict[str, int] = {}
         self.held = 0
         self.memory_mib = 0

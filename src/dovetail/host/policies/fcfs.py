@@ -14,4 +14,4 @@ class FirstComeFirstServed(Planning):
     """First come, first served: the oldest goes first."""
 
     def order(self, view: MachineView) -> list[Program]:
-        return sorted(view.waiting, key=attrgetter("seq"))
+        return list(view.waiting) if view.by_arrival else sorted(view.waiting, key=attrgetter("seq"))

@@ -138,6 +138,10 @@ class ProgramExecutor(Protocol):
         """Forget an attempt that has ended, and remove what the system keeps of it."""
         ...
 
+    def is_clean(self, launch: ProgramLaunch) -> bool:
+        """Whether the system keeps nothing of an attempt that has ended, so that `clean` has nothing to wait for."""
+        ...
+
     def tidy(self, keep: Container[str]) -> None:
         """Remove what the system keeps of our attempts but these: what a killed daemon could not clean."""
         ...

@@ -302,6 +302,9 @@ class DockerExecutor:
             if container is not None:
                 container.remove(force=True)
 
+    def is_clean(self, launch: ProgramLaunch) -> bool:
+        return False
+
     def tidy(self, keep: Container[str]) -> None:
         filters = {"label": f"{OWNER}={self._owner}"}
         with self._asking("containers", "list"):

@@ -40,6 +40,7 @@ from dovetail.host.live.executors.spawner import PIECE, Spawner
 from dovetail.host.live.loop_inbox import LoopInbox
 
 _KILL_LIMIT_S = 5.0
+_LONGEST_ORDER = shim.MOST // 2  # bytes of what a packet is to hold; the kernel takes somewhat more
 _BY_GROUPS: dict[str, Callable[[dict[str, Path]], bool]] = {
     "cpu_quota": lambda parents: cgroups.can_limit(parents, "cpu"),
     "io_weight": lambda parents: cgroups.can_limit(parents, "io"),
@@ -162,15 +163,14 @@ class ProcessExecutor:
         """Ask for the shim of a program; gives the pipe that it will speak through."""
         groups, entries = self._room(launch)
         order = marshal.dumps(msgspec.to_builtins(launch) | {"groups": entries})
-        part = f"{launch.folder}/launch.part"
-        try:
-            _write(part, order)
-        except FileNotFoundError:
+        if not os.path.isdir(launch.folder):
             os.makedirs(launch.folder)
-            _write(part, order)
-        os.rename(part, f"{launch.folder}/launch")
+        if len(launch.folder) + len(order) >= _LONGEST_ORDER:
+            _write(f"{launch.folder}/launch.part", order)
+            os.rename(f"{launch.folder}/launch.part", f"{launch.folder}/launch")
+            order = b""
         try:
-            return self._spawner.ask(launch.folder), groups
+            return self._spawner.ask(launch.folder, order), groups
         except OSError as error:
             raise ExecutorError(f"cannot start {launch.run}: {error.strerror or error}") from error
 
@@ -200,7 +200,7 @@ class ProcessExecutor:
 
     def _claim(self, launch: ProgramLaunch) -> _ProcessName | None:
         try:
-            return msgspec.json.decode(_read(f"{launch.folder}/claim"), type=_ProcessName)
+            return msgspec.json.decode(_read(f"{launch.folder}/{shim.CLAIM}"), type=_ProcessName)
         except FileNotFoundError:
             return None
 
@@ -214,7 +214,7 @@ class ProcessExecutor:
 
     def _follow(self, launch: ProgramLaunch, claim: _ProcessName) -> bool:
         """Follow the shim of an attempt, if it lives and has not told the end."""
-        if claim.boot != shim.boot_id() or os.path.exists(f"{launch.folder}/exit.json"):
+        if claim.boot != shim.boot_id() or os.path.exists(f"{launch.folder}/{shim.EXIT}"):
             return False
         try:
             pidfd = os.pidfd_open(claim.pid)
@@ -274,16 +274,16 @@ class ProcessExecutor:
         """How an attempt ended, as its shim has told or written, or if that is gone."""
         folder = launch.folder
         with suppress(FileNotFoundError):
-            outcome = msgspec.json.decode(told or _read(f"{folder}/exit.json"), type=Exit)
+            outcome = msgspec.json.decode(told or _read(f"{folder}/{shim.EXIT}"), type=Exit)
             if outcome.good or not launch.memory_mib:
                 return outcome
             lacked = (groups := self._groups(launch)) and groups.lacked_memory()
             return msgspec.structs.replace(outcome, why=TOO_MUCH_MEMORY) if lacked else outcome
-        claim = msgspec.json.decode(_read(f"{folder}/claim"), type=_ProcessName)
+        claim = msgspec.json.decode(_read(f"{folder}/{shim.CLAIM}"), type=_ProcessName)
         if claim.boot != shim.boot_id():
             return Exit(why="the machine was restarted while it ran")
         with suppress(FileNotFoundError):
-            program = msgspec.json.decode(_read(f"{folder}/program"), type=_ProcessName)
+            program = msgspec.json.decode(_read(f"{folder}/{shim.PROGRAM}"), type=_ProcessName)
             if proc.is_same(program.pid, program.start):
                 proc.kill([program.pid, *(process.pid for process in proc.family(program.pid))])
         if (groups := self._groups(launch)) and groups.exist():
@@ -360,6 +360,9 @@ class ProcessExecutor:
             self._vacated.discard(launch.run)
         elif groups := self._groups(launch):
             groups.remove()
+
+    def is_clean(self, launch: ProgramLaunch) -> bool:
+        return self._parents is None or launch.run in self._vacated
 
     def tidy(self, keep: Container[str]) -> None:
         if self._parents:

@@ -27,12 +27,13 @@ class Spawner:
         self._line: socket.socket | None = None
         self._began_at = 0.0
 
-    def ask(self, folder: str) -> int:
-        """Begin the shim of a folder; gives the pipe that it speaks through, to be read without waiting and closed."""
+    def ask(self, folder: str, order: bytes) -> int:
+        """Begin the shim of a folder, of a program or of what the folder says; gives the pipe that it speaks through,
+        to be read without waiting and closed."""
         heard, told = os.pipe()
         os.set_blocking(heard, False)
         try:
-            self._ask(folder, told)
+            self._ask(os.fsencode(folder) + b"\0" + order, told)
         except BaseException:
             os.close(heard)
             raise
@@ -57,11 +58,11 @@ class Spawner:
             if self._process is not None and late and asked_at >= self._began_at:
                 self._process.kill()
 
-    def _ask(self, folder: str, told: int) -> None:
+    def _ask(self, packet: bytes, told: int) -> None:
         with self._lock:
             for line in (self._line, None):
                 with suppress(BrokenPipeError, ConnectionResetError):
-                    socket.send_fds(line or self._begin(), [os.fsencode(folder)], [told])
+                    socket.send_fds(line or self._begin(), [packet], [told])
                     return
         raise OSError("what starts programs has ended")
 
