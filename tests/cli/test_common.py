@@ -47,6 +47,17 @@ def test_a_terminal_gets_its_width_and_loses_nothing(
     assert shown.count("x") == 100
 
 
+def test_a_terminal_too_narrow_for_them_splits_no_number(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sys.stdout.isatty", lambda: True)
+    monkeypatch.setenv("TERM", "dumb")
+    numbers = [12345678 + i for i in range(12)]
+    print_table(["why", *(f"turnaround_{i}_s" for i in range(12))], [["some words", *numbers]])
+    shown = capsys.readouterr().out
+    assert [number for number in numbers if f"{number}" not in shown] == []
+
+
 def test_numbers_are_aligned_right_and_words_left(capsys: pytest.CaptureFixture[str]) -> None:
     print_table(["n", "word", "mixed"], [[1, "a", 1], [None, "abc", "x"], [100, "b", True]])
     assert capsys.readouterr().out.splitlines()[2:] == ["   1   a      1", "   -   abc    x", " 100   b      yes"]

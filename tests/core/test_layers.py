@@ -24,7 +24,8 @@ ROOMS = {
 OWN_ROOMS = {
     "cluster": "checkpoint.py goodput header.py narrate.py rounding rules.py study.py sweeps virtual_time.py",
     "dispatch": "chunk.py derivatives map.py measure.py recording.py replay.py",
-    "host": "admission.py agent.py check_state.py cores.py curves.py experiment.py gpus.py options.py program.py",
+    "host": "admission.py agent.py check_state.py cores.py curves.py experiment.py gpus.py options.py program.py "
+    "waiting.py",
     "pipeline": "hardware.py language models pareto.py plan.py profile route.py",
     "workflow": "capacity.py choices.py facts.py gpus plan_over_time.py problem.py study.py tenants",
 }

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import shlex
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -58,6 +60,31 @@ def test_a_matrix_gives_every_combination_but_the_excluded(tmp_path: Path) -> No
     )
 
 
+def test_a_line_for_a_shell_is_one_if_it_is_said() -> None:
+    line = "seq {n} | wc -l > 'out {n}'"
+    jobs = read_jobs({"jobs": [{"name": "a{n}", "command": line, "shell": True, "matrix": {"n": [3]}}]})
+    assert jobs["a3"].command == ("sh", "-c", "seq 3 | wc -l > 'out 3'")
+    assert "shell" not in jobs["a3"].words()
+
+
+@pytest.mark.parametrize("line", ["grep '|' x", 'awk "{ a | b; c }" x', r"echo \; a\|b", "echo --or=a|b x=';' 'a; b'"])
+def test_what_a_program_is_given_in_quotes_is_its_own(line: str) -> None:
+    assert read_jobs({"jobs": [{"name": "a", "command": line}]})["a"].command == tuple(shlex.split(line))
+
+
+def test_jobs_that_say_nothing_of_their_work_are_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    jobs: list[dict[str, Any]] = [{"name": name, "command": "true"} for name in "abcde"]
+    jobs[0]["work"], jobs[1]["curve"] = 5, "table:1=10,2=6"
+    path = tmp_path / "jobs.json"
+    path.write_text(json.dumps({"jobs": jobs}))
+    assert main(["host", "simulate", "--requests", str(path), "--cores", "2"]) == 0
+    assert "note: 3 of the jobs say nothing of their work and count as 1000 core-seconds each (c, d, e)" in (
+        capsys.readouterr().err
+    )
+    assert main(["host", "simulate", "--requests", str(path), "--cores", "2", "--work", "60"]) == 0
+    assert capsys.readouterr().err == ""
+
+
 def test_toml_is_read_too(tmp_path: Path) -> None:
     path = tmp_path / "sweep.toml"
     path.write_text(TOML)
@@ -84,6 +111,14 @@ def test_the_combinations_are_the_product(matrix: dict[str, list[int]]) -> None:
         ([{"name": "a", "after": ["bb"]}, {"name": "b"}], "a: after: there is no job bb"),
         ([{"name": "a", "after": ["b"]}, {"name": "b", "after_any": ["a"]}], "a, b wait for each other"),
         ([{"name": "a", "command": "echo 'x"}], "jobs.0.command: found .*expected words as a shell reads them"),
+        ([{"name": "a", "command": "seq 3 | wc -l"}], r"jobs.0.command: found \| in 'seq 3 \| wc -l', .* shell: true"),
+        ([{"name": "a", "command": "make; make test"}], "jobs.0.command: found make; in .* shell: true"),
+        ([{"name": "a", "command": "make 2>log.txt"}], "jobs.0.command: found 2>log.txt in .* shell: true"),
+        ([{"name": "a", "command": "make && make test"}], "jobs.0.command: found && in .* shell: true"),
+        (
+            [{"name": "a", "command": ["a", "b"], "shell": True}],
+            "jobs.0.command: found .*, expected one line",
+        ),
         ([{"name": "a", "work": -5}], "jobs.0.work: found -5.0, expected core-seconds"),
         ([{"name": "a"}, {"name": "b", "cores": 0}], "jobs.1.cores: found 0, expected 1 or more"),
         ([{"name": "a", "least": 2}], "jobs.0.least: found 2, expected 1 to the cores asked for"),

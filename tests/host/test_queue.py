@@ -98,6 +98,36 @@ def test_who_waits_for_all_waits_for_those_too_that_came_meanwhile(
     assert [program.state for program in client.wait()] == ["completed", "completed"]
 
 
+@pytest.mark.parametrize(("more", "names"), [([], "1"), (["--array", "3"], "1")])
+def test_who_stops_waiting_is_told_that_the_program_goes_on(
+    daemon: Daemon,
+    capfd: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    more: list[str],
+    names: str,
+) -> None:
+    def interrupted(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(Client, "wait", interrupted)
+    words = ["host", "submit", "--wait", *more, "--state", str(daemon.folder), "--", "sleep", "1000"]
+    assert main(words) == 130
+    found = capfd.readouterr().err
+    assert f"`dovetail host wait {names}` waits again, `dovetail host cancel {names}` ends" in found
+    assert ("3 programs go on" if more else "program 1 goes on") in found
+    assert set(daemon.states().values()) <= {"waiting", "running"}
+
+
+def test_what_failed_is_not_called_rejected_alone(
+    client: Client, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    client.submit("false")
+    client.wait()
+    client.journal(tmp_path / "run.jsonl")
+    assert main(["check", str(tmp_path / "run.jsonl")]) == 0
+    assert "0 of 1 completed, 1 failed, cancelled or rejected, " in capsys.readouterr().out
+
+
 def test_the_exit_code_is_the_programs(daemon: Daemon, capfd: pytest.CaptureFixture[str]) -> None:
     state = ["--state", str(daemon.folder)]
     assert main(["host", "submit", "--wait", *state, "--", "sh", "-c", "exit 7"]) == 7
@@ -134,7 +164,7 @@ def test_submit_takes_the_same_words_everywhere() -> None:
     for name in command - {"command", "env", "cwd", "stdin", "network", "rigid", "split_stderr", "delay"}:
         ours, theirs = signature(submit_command).parameters[name], signature(Client.submit).parameters[name]
         assert ours.default == theirs.default, name
-    in_files = set(ProgramJob.__struct_fields__) - {"matrix", "exclude"}
+    in_files = set(ProgramJob.__struct_fields__) - {"matrix", "exclude", "shell"}
     assert in_files == python - {"array", "key"}
 
 

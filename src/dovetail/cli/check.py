@@ -88,7 +88,7 @@ def _show(report: Report) -> None:
     counted = report.counted
     what = f"{report.kind} {report.log}"
     figures = (
-        f"{counted['completed']} of {counted['arrived']} completed, {counted['rejected']} rejected, "
+        f"{counted['completed']} of {counted['arrived']} completed, {counted['rejected']} {_words(report).rejected}, "
         f"{counted['tasks']} {_words(report).tasks} run, makespan {_seconds(counted['makespan_s'])} s"
     )
     if counted.get("bound_makespan_s"):

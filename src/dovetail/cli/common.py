@@ -62,13 +62,14 @@ def print_table(columns: Sequence[str], rows: Iterable[Sequence[object]], title:
     from rich.table import Table
 
     table = Table(title=title or None, title_justify="left", box=box.SIMPLE_HEAD, show_edge=False)
-    for heading, is_right in zip(columns, right, strict=True):
-        table.add_column(heading, justify="right" if is_right else "left", overflow="fold")
+    for i, (heading, is_right) in enumerate(zip(columns, right, strict=True)):
+        whole = max(_width(row[i]) for row in texts) if is_right else None  # half a number is another one
+        table.add_column(heading, justify="right" if is_right else "left", overflow="fold", min_width=whole)
     for row in texts:
         table.add_row(*row)
     console = Console(force_terminal=True, markup=False, emoji=False, highlight=False)
     with console.capture() as captured:
-        console.print(table)
+        console.print(table, crop=False)
     # Not printed by rich itself: it would end the program on a closed pipe, with its own exit code.
     print("\n".join(line.rstrip() for line in captured.get().splitlines()))
 

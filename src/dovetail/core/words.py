@@ -40,5 +40,6 @@ class Words(Struct, frozen=True, omit_defaults=True):
     setups: str = "set-ups"
     response: str = "response"  # the time from arrival to completion
     waiting: str = "tasks"  # what waits
+    rejected: str = "rejected"  # what the journal calls so: where programs fail and are cancelled, they are that too
     resume: str = ""  # how a run that was interrupted can go on
     claims: tuple[Claim, ...] = ()

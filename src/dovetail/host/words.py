@@ -18,10 +18,11 @@ WORDS = Words(
     setups="",
     response="turnaround",
     waiting="programs",
+    rejected="failed, cancelled or rejected",
     claims=(
         Claim("arrived", "programs", "count"),
         Claim("completed", "completed", "count"),
-        Claim("rejected", "rejected", "count"),
+        Claim("rejected", "failed, cancelled or rejected", "count"),
         Claim("makespan_s", "makespan", "s"),
         Claim("bound_makespan_s", "no makespan below", "s"),
         Claim("mean_first_run_s", "mean time to first run", "s"),

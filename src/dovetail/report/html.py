@@ -109,7 +109,7 @@ def _figures(story: Story) -> str:
     figures, words = story.figures, story.words
     cards = [_bounded(headline) for headline in look.headlines(story)]
     cards += _use(story) if story.scheduled else []
-    more = [f"of {figures.arrived:,}", f"{figures.rejected:,} rejected"]
+    more = [f"of {figures.arrived:,}", f"{figures.rejected:,} {words.rejected}"]
     if figures.late:
         more.append(f"{figures.late:,} late")
     if figures.failures:
@@ -323,7 +323,7 @@ def _types(story: Story) -> str:
 def _incidents(story: Story) -> str:
     words, out = story.words, ""
     for title, what, listed, total in (
-        (f"Rejected {words.jobs}", words.type, story.rejected, story.figures.rejected),
+        (f"{words.rejected.capitalize()} {words.jobs}", words.type, story.rejected, story.figures.rejected),
         (f"Failed {words.tasks}", words.task, story.failed, story.figures.failures),
     ):
         if listed:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import shlex
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -158,11 +159,12 @@ def submit(
     with connect(state) as client:
         numbers = client.submit(*command, **words)
         print("\n".join(numbers), file=sys.stderr if follow else sys.stdout, flush=True)
-        if follow:
-            for piece in client.logs(numbers[0], follow=True):
-                sys.stdout.buffer.write(piece)
-                sys.stdout.buffer.flush()
-        return exit_status(client.wait(*numbers)) if wait or follow else 0
+        with _saying_that_they_run_on(numbers, numbers[0].partition(".")[0]):
+            if follow:
+                for piece in client.logs(numbers[0], follow=True):
+                    sys.stdout.buffer.write(piece)
+                    sys.stdout.buffer.flush()
+            return exit_status(client.wait(*numbers)) if wait or follow else 0
 
 
 def submit_jobs(
@@ -197,7 +199,24 @@ def submit_jobs(
         numbers = client.submit_jobs(file, key)
         for name, number in numbers.items():
             print(f"{number} {name}", flush=True)
-        return exit_status(client.wait(*numbers.values())) if wait else 0
+        all_of = list(numbers.values())
+        with _saying_that_they_run_on(all_of, " ".join(all_of[:5]) + " ..." * (len(all_of) > 5)):
+            return exit_status(client.wait(*numbers.values())) if wait else 0
+
+
+@contextmanager
+def _saying_that_they_run_on(numbers: Sequence[str], names: str) -> Iterator[None]:
+    """Ctrl-C ends the waiting alone, which is not what everybody expects."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        who = f"program {numbers[0]} goes on" if len(numbers) == 1 else f"{len(numbers)} programs go on"
+        print(
+            f"\n{who}: `dovetail host wait {names}` waits again, `dovetail host cancel {names}` ends "
+            f"{'it' if len(numbers) == 1 else 'them'}",
+            file=sys.stderr,
+        )
+        raise
 
 
 def exit_status(ended: Sequence[LiveProgram]) -> int:

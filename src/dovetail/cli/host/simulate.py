@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
@@ -71,6 +72,7 @@ def simulate(
         table or json.
     """
     from dovetail import host
+    from dovetail.host.inputs.workload import DEFAULT_WORK
 
     workload = host.load(
         requests, parameters=parameters, cores=cores, work=work, curves=curves, delays=delays, seed=seed
@@ -84,6 +86,13 @@ def simulate(
         print_json(run.metrics)
     else:
         _show(run)
+    if workload.assumed:
+        names = ", ".join(workload.assumed[:3]) + (" and others" if workload.assumed[3:] else "")
+        print(
+            f"note: {len(workload.assumed)} of the jobs say nothing of their work and count as {DEFAULT_WORK:g} "
+            f"core-seconds each ({names}): `work` in the file, or --work",
+            file=sys.stderr,
+        )
     return 3 if run.metrics["rejected"] else 0
 
 

@@ -34,16 +34,20 @@ from dovetail.host.program import Ask, GpuPause
 SUFFIXES = (".yaml", ".yml", ".toml", ".json")
 Scalar = str | int | float | bool
 _PLACE = re.compile(r"\{([A-Za-z_][A-Za-z0-9_]*)\}")
+_QUOTED = re.compile(r"\\.|'[^']*'|\"(?:\\.|[^\"\\])*\"", re.DOTALL)
+_FOR_A_SHELL = re.compile(r"\|\|?|&&?|\S*;|<<?\S*|\d?>>?\S*")  # words of their own that only a shell understands
 _MOST = 100_000
 
 
 class ProgramJob(Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
     """One entry: the words of `dovetail host submit`, a name, and what it is to be repeated for. `{x}` in its name,
     command, variables, folder and names of others is the value of `x` in the matrix, whose combinations are all taken
-    but those that `exclude` matches. `after` and `after_any` are names in the file (`*` is anything) or numbers."""
+    but those that `exclude` matches. `after` and `after_any` are names in the file (`*` is anything) or numbers. With
+    `shell` the command is a line for `sh -c`: pipes, redirections, several commands."""
 
     name: str
     command: str | tuple[str, ...] = ()
+    shell: bool = False
     matrix: dict[str, tuple[Scalar, ...]] = {}
     exclude: tuple[dict[str, Scalar], ...] = ()
     image: str = ""
@@ -107,7 +111,7 @@ class ProgramJob(Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_u
     def words(self) -> dict[str, Any]:
         """The words of `submit`, the command among them."""
         found: dict[str, Any] = msgspec.structs.asdict(self)
-        return {name: value for name, value in found.items() if name not in ("matrix", "exclude")}
+        return {name: value for name, value in found.items() if name not in ("matrix", "exclude", "shell")}
 
 
 def is_job_file(source: Source) -> bool:
@@ -173,18 +177,36 @@ def _combinations(doc: Document, i: int, job: ProgramJob) -> list[ProgramJob]:
             raise doc.error(
                 ("jobs", i, "exclude", place), f"{name} is not in the matrix{did_you_mean(name, job.matrix)}"
             )
-    try:
-        words = shlex.split(job.command) if isinstance(job.command, str) else job.command
-    except ValueError as error:
-        raise doc.error(
-            ("jobs", i, "command"), f"found {job.command!r}, expected words as a shell reads them: {error}"
-        ) from None
+    words = _command(doc, i, job)
     made = []
     for values in product(*job.matrix.values()):
         chosen = dict(zip(job.matrix, values, strict=True))
         if not any(out.items() <= chosen.items() for out in job.exclude):
             made.append(_filled(job, words, chosen))
     return made
+
+
+def _command(doc: Document, i: int, job: ProgramJob) -> Sequence[str]:
+    """What is to be run; a line that only a shell would run as it is meant is not taken for words."""
+    where, found = ("jobs", i, "command"), job.command
+    if not isinstance(found, str):
+        if job.shell:
+            raise doc.error(where, f"found {list(found)!r}, expected one line beside shell: true")
+        return found
+    if job.shell:
+        return ("sh", "-c", found)
+    try:
+        words = shlex.split(found)
+    except ValueError as error:
+        raise doc.error(where, f"found {found!r}, expected words as a shell reads them: {error}") from None
+    for word in _QUOTED.sub("_", found).split():
+        if _FOR_A_SHELL.fullmatch(word):
+            raise doc.error(
+                where,
+                f"found {word} in {found!r}, which is not read by a shell: expected shell: true beside it, "
+                f"or quotes around {word} if it is a word of the program's",
+            )
+    return words
 
 
 def _filled(job: ProgramJob, words: Sequence[str], chosen: Mapping[str, Scalar]) -> ProgramJob:

@@ -29,13 +29,14 @@ DEFAULT_WORK = 1000.0  # core-seconds
 
 class Workload(Struct, frozen=True, repr_omit_defaults=True):
     """What arrives on so many cores, and what is asked for later, in order of time; and the graphs of it. `parameters`
-    and `files` are what it was read from."""
+    and `files` are what it was read from; of the jobs in `assumed` nothing was said of their work."""
 
     cores: int
     arrivals: tuple[tuple[float, Arrived | Asked], ...]
     graphs: dict[str, TaskGraph]
     parameters: Parameters = Parameters()
     files: tuple[Path, ...] = ()
+    assumed: tuple[str, ...] = ()
 
     @classmethod
     def of(
@@ -77,12 +78,20 @@ class Workload(Struct, frozen=True, repr_omit_defaults=True):
         """All of them come at once; `work` is for those that say nothing."""
         cores = checked(cores, Count, "cores")
         arrivals: list[tuple[float, Arrived | Asked]] = []
+        assumed = []
         for job in jobs:
-            size = next(w for w in (job.work or None, work, curve(job.curve).base_s, DEFAULT_WORK) if w is not None)
+            said = (job.work or None, work, curve(job.curve).base_s)
+            size = next((w for w in said if w is not None), DEFAULT_WORK)
+            assumed += [job.name] * (said == (None, None, None))
             facts = msgspec.to_builtins(job.ask())
             arrivals.append((0.0, Arrived(job.name, job.image or "program", (size,), facts=facts)))
         images = {event.of for _, event in arrivals if isinstance(event, Arrived)}
-        return cls(cores, tuple(arrivals), {image: program_graph(image, cores) for image in sorted(images)})
+        return cls(
+            cores,
+            tuple(arrivals),
+            {image: program_graph(image, cores) for image in sorted(images)},
+            assumed=tuple(assumed),
+        )
 
     def __repr__(self) -> str:
         programs = sum(isinstance(event, Arrived) for _, event in self.arrivals)
