@@ -21,12 +21,16 @@ import pytest
 from dovetail.cli import main
 from dovetail.core.engine import replay
 from dovetail.core.errors import DovetailError, InputError
+from dovetail.core.events import Arrived
 from dovetail.core.journal import Reader
 from dovetail.core.service import shim
 from dovetail.host import connect, daemon_command, up
+from dovetail.host.live.book import ProgramBook
 from dovetail.host.live.client import SOCKET, Client
 from dovetail.host.live.daemon import _Server
 from dovetail.host.live.service import Service
+from dovetail.host.live.setup import RequestedSettings, set_up
+from dovetail.host.live.specs import Spec
 from dovetail.host.scheduler import scheduler_for
 from tests.host.live import PATIENCE_S, Daemon, until
 
@@ -253,6 +257,26 @@ def test_a_rigid_program_cannot_be_resized_once_it_runs(daemon: Daemon) -> None:
     until(lambda: daemon.row(job)["state"] == "running")
     with pytest.raises(InputError, match="is rigid"):
         daemon.ask("resize", job, 1)
+
+
+def test_who_submits_before_the_daemon_runs_is_heard_once(tmp_path: Path) -> None:
+    """Requests are answered from the moment when the socket is there, which is sooner."""
+    for kept in range(2):  # the second time something is there that was kept before
+        setup, store = set_up(tmp_path, RequestedSettings(groups=False))
+        with store:
+            if kept:
+                store.set("number", 8)
+                ProgramBook(tmp_path, store).add([Spec(command=("true",), cwd="/")])
+            service = Service(tmp_path, setup, store)
+            jobs = service.submit(Spec(command=("true",), cwd="/", env=dict(os.environ)), array=2)
+            running = threading.Thread(target=service.run)
+            running.start()
+            until(lambda service=service, jobs=jobs: service.wait(tuple(jobs))[0] == 2)  # type: ignore[misc]
+            until(service.idle)
+            service.close()
+            running.join(PATIENCE_S)
+            arrived = [event.job for _, _, events in store.steps() for event in events if isinstance(event, Arrived)]
+    assert sorted(arrived) == ["1.0", "1.1", "10.0", "10.1", "9"]
 
 
 def test_nothing_of_an_ended_attempt_is_left_in_the_folder(daemon: Daemon) -> None:

@@ -37,6 +37,7 @@ class Service(UserRequests, Answers):
 
     def __init__(self, folder: Path, setup: HostSetup, store: Store) -> None:
         super().__init__(folder, setup, store)
+        self._came_before = frozenset(self._book.specs)  # others put their arrivals in themselves, before we run too
         self._identity = _identity(folder)
         self._samples = Samples(self._inbox, self._control, self._gpus)
         self._closing = threading.Event()
@@ -46,17 +47,18 @@ class Service(UserRequests, Answers):
     def run(self) -> None:
         """Serve until `close`; the programs run on."""
         history = list(self._store.steps())
-        for step in history:
-            self._status.step(*step)
-        for job in self._status.rows.keys() - self._book.specs.keys():
-            del self._status.rows[job]  # it was cleaned away
+        with self._lock:
+            for step in history:
+                self._status.step(*step)
+            for job in self._status.rows.keys() - self._book.specs.keys():
+                del self._status.rows[job]  # it was cleaned away
         for row in self._status.rows.values():
             if row.wanted:
                 self._reconciler.adopt(row.program, row.wanted, row.devices, row.why, row.gpus)
             elif row.closed_s is not None:
                 self._run_hook(row.program)  # unless it was run
         self._tidy()
-        for job in sorted(self._book.specs.keys() - self._status.rows.keys(), key=_by_number):
+        for job in sorted(self._came_before - self._status.rows.keys(), key=_by_number):
             self._inbox.put(self._book.specs[job].arrival(job, self.setup.cores))
         sampler = threading.Thread(target=self._sample, name="usage", daemon=True)
         sampler.start()
