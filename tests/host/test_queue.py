@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from dovetail.cli import main
-from dovetail.cli.host.programs import submit as submit_command
+from dovetail.cli.host.submit import submit as submit_command
 from dovetail.core.errors import DovetailError, InputError
 from dovetail.host import Client, connect
 from dovetail.host.check import check_journal

@@ -131,6 +131,15 @@ class Program:
     def __repr__(self) -> str:
         return f"<{self.id} {self.state} on {list(self.cores)}>"
 
+    def bound(self, asked: int, cores: int, min_cores: int, max_cores: int | None) -> None:
+        """Set what it may have of so many cores if it asks for so many, within the bounds of all."""
+        most = min(cores if self.ask.most is None else self.ask.most, max_cores or cores)
+        self.asked = asked = max(asked, self.ask.least)
+        self.least = min(max(self.ask.least, min_cores), asked)
+        self.most = max(min(most, cores), self.least)
+        if max_cores is not None or self.ask.most is not None:
+            self.asked = max(min(asked, self.most), self.least)
+
     def run_s(self, cores: int) -> float:
         """How long it still takes on so many cores."""
         return self.left / self.curve.speed(cores)

@@ -176,14 +176,7 @@ class HostScheduler:
             self.view.limits[group] = parallel
 
     def _bound(self, program: Program, asked: int) -> None:
-        """Set what a program may have, within the bounds of all."""
-        options, cores = self.options, self.view.cores
-        most = min(cores if program.ask.most is None else program.ask.most, options.max_cores or cores)
-        program.asked = asked = max(asked, program.ask.least)
-        program.least = min(max(program.ask.least, options.min_cores), asked)
-        program.most = max(min(most, cores), program.least)
-        if self.options.max_cores is not None or program.ask.most is not None:
-            program.asked = max(min(asked, program.most), program.least)
+        program.bound(asked, self.view.cores, self.options.min_cores, self.options.max_cores)
 
     def _too_wide(self, program: Program) -> bool:
         """Whether it insists on more cores than there are."""

@@ -49,10 +49,10 @@ COMMANDS = (
         "dovetail.cli.host.daemon:install",
         "Let systemd start the daemon at every login of this user, and again if it fails; programs outlive it.",
     ),
-    Command("submit", "dovetail.cli.host.programs:submit", "Submit a program; prints its number at once."),
+    Command("submit", "dovetail.cli.host.submit:submit", "Submit a program; prints its number at once."),
     Command(
         "submit-jobs",
-        "dovetail.cli.host.programs:submit_jobs",
+        "dovetail.cli.host.submit:submit_jobs",
         "Submit all programs of a job file, with every combination of its matrices; prints number and name of each.",
     ),
     Command(

@@ -13,7 +13,7 @@ from cyclopts import Parameter
 
 from dovetail.cli.common import Flag, Format, print_json, print_table
 from dovetail.cli.complete import HOST_PROGRAMS
-from dovetail.cli.host.programs import exit_status
+from dovetail.cli.host.submit import exit_status
 from dovetail.core.output import printable
 from dovetail.host import connect, log_path
 
