@@ -207,6 +207,30 @@ def test_who_starts_programs_may_be_killed_and_they_run_on(shop: Workshop) -> No
     assert shop.end().code == 3
 
 
+def test_who_starts_programs_may_be_killed_each_time_it_is_begun(
+    shop: Workshop, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What was not begun has not failed: it is tried again."""
+
+    def killed() -> socket.socket:
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        theirs.close()
+        dead.append(ours)
+        return ours
+
+    dead: list[socket.socket] = []
+    launch = shop.launch("a", "sh", "-c", "echo once")
+    with monkeypatch.context() as patch:
+        patch.setattr(shop.executor._spawner, "_begin", killed)
+        with pytest.raises(NotNowError, match="a is not started yet: what starts programs has ended"):
+            shop.executor.start(launch)
+    for each in dead:
+        each.close()
+    shop.executor.start(launch)
+    assert shop.end().good
+    assert shop.log("a") == "once\n"
+
+
 def test_who_starts_programs_may_be_killed_before_it_has_read_what_it_is_asked(shop: Workshop) -> None:
     shop.start("a", "true")
     assert shop.end().good

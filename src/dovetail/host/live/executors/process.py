@@ -171,6 +171,8 @@ class ProcessExecutor:
             order = b""
         try:
             return self._spawner.ask(launch.folder, order), groups
+        except ConnectionError as error:
+            raise NotNowError(f"{launch.run} is not started yet: {error}") from error
         except OSError as error:
             raise ExecutorError(f"cannot start {launch.run}: {error.strerror or error}") from error
 

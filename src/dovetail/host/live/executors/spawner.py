@@ -64,7 +64,7 @@ class Spawner:
                 with suppress(BrokenPipeError, ConnectionResetError):
                     socket.send_fds(line or self._begin(), [packet], [told])
                     return
-        raise OSError("what starts programs has ended")
+        raise ConnectionError("what starts programs has ended, again and again")
 
     def _begin(self) -> socket.socket:
         self._end()
