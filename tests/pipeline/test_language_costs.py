@@ -67,8 +67,13 @@ def test_memory_is_weights_and_the_cache_of_all_requests() -> None:
 @pytest.mark.parametrize(
     ("quantised", "bits"),
     [
-        ({"quant_method": "awq", "bits": 4, "group_size": 128}, 4),
+        ({"quant_method": "awq", "bits": 4, "group_size": 128}, 4 + 20 / 128),  # a scale and a zero for each group
+        ({"quant_method": "gptq", "bits": 8, "group_size": 32, "desc_act": True}, 8 + 24 / 32),
+        ({"quant_method": "gptq", "bits": 4, "group_size": -1}, 4),
+        ({"quant_method": "awq", "w_bit": 4, "q_group_size": 64}, 4 + 20 / 64),
         ({"quant_method": "bitsandbytes", "load_in_8bit": True}, 8),
+        ({"quant_method": "bitsandbytes", "load_in_4bit": True}, 4.5),
+        ({"quant_method": "bitsandbytes", "load_in_4bit": True, "bnb_4bit_use_double_quant": True}, 4.125),
         ({"quant_method": "fp8", "activation_scheme": "dynamic"}, 8),
         ({"quant_method": "mxfp4"}, 4.25),
         ({"quant_method": "modelopt", "quant_algo": "NVFP4", "group_size": 16}, 4.5),
@@ -87,6 +92,14 @@ def test_a_quantised_model_has_the_bits_that_it_says(quantised: dict[str, Any], 
     assert language_model(config, weight_bits=6).weight_bits == 6
     with pytest.raises(InputError, match="quantization_config: how many bits"):
         language_model(config | {"quantization_config": {"quant_method": "other"}})
+
+
+def test_bits_that_are_asked_for_leave_the_cache_as_it_is(tmp_path: Path) -> None:
+    unknown = {"quant_method": "of my own", "kv_cache_scheme": {"num_bits": 8, "type": "float"}}
+    model = language_model(LLAMA3_8B | {"quantization_config": unknown}, weight_bits=5)
+    assert (model.weight_bits, model.cache_dtype, model.blocks[0].bits) == (5, "torch.int8", 0)
+    model = language_model(beside(tmp_path, LLAMA3_8B, quant_algo="FP8", kv_cache_quant_algo="FP8"), weight_bits=5)
+    assert (model.weight_bits, model.cache_dtype) == (5, "torch.int8")
 
 
 def beside(folder: Path, config: dict[str, Any], **quantised: Any) -> Path:

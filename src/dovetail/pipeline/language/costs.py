@@ -13,7 +13,8 @@ from msgspec import Struct
 
 from dovetail.core.errors import InputError
 from dovetail.pipeline.inputs.problem import DTYPE_BYTES
-from dovetail.pipeline.language.shape import DTYPE_BITS, Block, LanguageModel
+from dovetail.pipeline.language.blocks import Block
+from dovetail.pipeline.language.shape import DTYPE_BITS, LanguageModel
 
 
 class Step(Struct, frozen=True):
@@ -120,10 +121,9 @@ def layer_work(model: LanguageModel, step: Step, precision: Precision, width: in
 def _block(model: LanguageModel, i: int, step: Step, precision: Precision, width: int) -> Work:
     block = model.blocks[i]
     used = block.weights + block.experts_used * block.expert_weights
-    pairs = step.sequences * block.attended(step.new, step.past)
-    flops = 2.0 * used * step.tokens + 4.0 * model.heads * model.head_size * pairs
+    flops = 2.0 * used * step.tokens + step.sequences * block.attention_flops(step.new, step.past)
     read = precision.block_bytes(model, block, touched(block.experts, block.experts_used, step.tokens))
-    kept = step.sequences * model.kv_bytes(i, step.past + step.new, precision.cache_dtype)
+    kept = step.sequences * block.read_bytes(step.past + step.new, precision.cache_dtype or model.dtype)
     hidden_bytes = step.tokens * model.hidden * DTYPE_BYTES[model.dtype]
     moved = (read + kept) / width + 2.0 * hidden_bytes
     return Work(flops / width, moved, (hidden_bytes, hidden_bytes))

@@ -48,11 +48,14 @@ class Quantisation:
         self._by_holder: dict[str, float] = {}  # of modules that hold such: the first of theirs
         self._excluded: list[str] = []
         self._seen: set[str] = set()
+        self._of_weights = True
 
     @classmethod
-    def read(cls, doc: Document, data: Mapping[str, Any]) -> Quantisation:
-        """What a configuration says, and the file beside it of what it does not."""
+    def read(cls, doc: Document, data: Mapping[str, Any], weights: bool = True) -> Quantisation:
+        """What a configuration says, and the file beside it of what it does not; without `weights` only of keys and
+        values."""
         made, given = cls(), data.get("quantization_config")
+        made._of_weights = weights
         if given is not None:
             made._take(doc, ("quantization_config",), given if isinstance(given, dict) else {})
         beside = doc.path.parent / BESIDE
@@ -68,6 +71,11 @@ class Quantisation:
         return made
 
     def _take(self, doc: Document, where: tuple[str, ...], told: Mapping[str, Any]) -> None:
+        if self._of_weights:
+            self._take_weights(doc, where, told)
+        self._take_cache(told)
+
+    def _take_weights(self, doc: Document, where: tuple[str, ...], told: Mapping[str, Any]) -> None:
         name, size = told.get("quant_algo"), told.get("group_size")
         layers = told.get("quantized_layers")
         if name == _MIXED and isinstance(layers, dict):
@@ -82,7 +90,6 @@ class Quantisation:
         for key in ("exclude_modules", "ignore", "modules_to_not_convert"):
             names = told.get(key)
             self._excluded += [_plain(each) for each in names or () if isinstance(each, str)]
-        self._take_cache(told)
 
     def _take_cache(self, told: Mapping[str, Any]) -> None:
         cache = told.get("kv_cache_quant_algo") or told.get("kv_cache_scheme")
@@ -106,8 +113,14 @@ class Quantisation:
 
     def _stated(self, told: Mapping[str, Any]) -> float:
         """Bits where no algorithm of ModelOpt is named."""
-        bits = told.get("bits") or next((b for b in (4, 8) if told.get(f"load_in_{b}bit")), None)
-        method = told.get("quant_method")
+        bits, method = told.get("bits") or told.get("w_bit"), told.get("quant_method")
+        if bits is None and told.get("load_in_4bit"):  # a scale for 64 weights, itself of eight bits if asked for
+            return 4 + (8 / 64 if told.get("bnb_4bit_use_double_quant") else 32 / 64)
+        if bits is None and told.get("load_in_8bit"):
+            return 8.0
+        size = told.get("group_size") or told.get("q_group_size")
+        if isinstance(bits, int) and isinstance(size, int) and size > 0:  # GPTQ, AWQ: a scale and a zero for each group
+            return bits + (16 + bits) / size if 1 <= bits <= 16 else 0.0
         if bits is None and method in _METHODS:
             return self._algorithm(_METHODS[str(method)], told.get("group_size"))
         groups = told.get("config_groups")
@@ -122,6 +135,7 @@ class Quantisation:
                 most = max(found, key=lambda each: int(each["num_bits"]))
                 size = most.get("group_size")
                 scale = 8 if most.get("type") == "float" else 16
+                scale += int(most["num_bits"]) if most.get("symmetric") is False else 0
                 bits = most["num_bits"] + (scale / size if isinstance(size, int) and size > 0 else 0.0)
         if isinstance(bits, bool) or not isinstance(bits, int | float) or not 1 <= bits <= 17:
             return 0.0
