@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import random
 import signal
+from itertools import product
 from math import inf
 
 import numpy as np
@@ -20,6 +21,7 @@ from dovetail.pipeline.optimise.cheapest import BoundedChain, CheapestChain, che
 from dovetail.pipeline.optimise.clock import SearchClock
 from dovetail.pipeline.optimise.costs import Costs
 from dovetail.pipeline.optimise.labels import Guide, Labels
+from dovetail.pipeline.optimise.multipliers import ResourcePrices
 from dovetail.pipeline.optimise.paces import LeastPace
 from dovetail.pipeline.optimise.scarcity import Scarcity
 from dovetail.pipeline.optimise.search import Search
@@ -173,6 +175,21 @@ def test_the_least_pace_by_what_is_scarce_is_the_one_by_cutting_planes(monkeypat
     assert plans > 20
 
 
+def test_prices_found_within_a_box_bound_as_well_as_those_found_without(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Among many resources cutting planes stay near the best prices; among few both come to the same bound."""
+    for seed, objective in product(range(3), ("latency", "energy", "devices")):
+        costs = Costs(Tables(pool("fit", 8, 16, 30, seed)), Constraints(max_stages=12, latency_cap_s=0.2))
+        chain = costs.chains(costs.tariff(objective), 0.01, 0.01)
+        anywhere, near = ResourcePrices(chain), ResourcePrices(chain)
+        anywhere.start()
+        anywhere.improve(SearchClock(), 200)
+        near.start()
+        with monkeypatch.context() as patch:
+            patch.setattr(chains, "UNLIKE", 1)
+            near.improve(SearchClock(), 40)
+        assert near.bound == pytest.approx(anywhere.bound, rel=1e-5), (seed, objective)
+
+
 def test_what_is_scarce_is_proof_that_no_chain_keeps_the_limits_or_leads_to_one() -> None:
     problem = pool("unlike", 16, 16, 32, seed=1)
     costs = Costs(Tables(problem), Constraints(max_stages=12))
@@ -244,6 +261,28 @@ def test_times_far_above_a_cap_are_no_trouble(objective: Objective) -> None:
     found = plan(line(huge, quick), objective, Constraints(latency_cap_s=3e-9))
     assert isinstance(found, Plan)
     assert found.hosts == ["c"]
+
+
+def test_few_devices_leave_their_time_to_the_pace(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A pace that was cut off is looked for further, and the fewest devices within the slack of a better one too."""
+    problem, run, times = pool("unlike", 12, 12, 20, seed=3), LeastPace.run, [10**9]
+
+    def cut_off(self: LeastPace) -> BoundedChain:
+        self._clock = _Asked(times[0])
+        return run(self)
+
+    monkeypatch.setattr(LeastPace, "run", cut_off)
+    exact = plan(problem, "devices", slack=0.05, time_limit_s=LONG_S)
+    assert isinstance(exact, Plan)
+    assert exact.optimal
+    cut = 0
+    for times[0] in (3, 10, 30, 60):
+        search = Search(Tables(problem), Constraints(), SearchClock(LONG_S))
+        cut += not search.throughput().closed
+        made = plan(problem, "devices", slack=0.05, time_limit_s=LONG_S)
+        assert isinstance(made, Plan)
+        assert (made.optimal, made.value) == (True, exact.value)
+    assert cut
 
 
 @pytest.mark.parametrize("seed", range(8))

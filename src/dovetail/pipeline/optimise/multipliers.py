@@ -25,6 +25,11 @@ _STEPS = 8  # for each round of cutting planes
 _STEP = 0.05  # of the cost of a chain: how far above the best bound a step aims
 _STALE = 8  # steps without a better bound, after which they become shorter
 _SHORTER, _SHORTEST = 0.7, 0.01
+_THOROUGH = 20  # rounds from which on planes follow steps
+_BOX, _LARGEST_BOX = (
+    0.01,
+    1.0,
+)  # how far prices of all that there is of a resource go at once, in units of a chain's cost
 _MOST_PRICE = 1000.0  # of all that there is of a resource, in units of the cost of a chain
 
 
@@ -162,6 +167,8 @@ class ResourcePrices:
         if unlike(self.chains.counts) and self.kept:
             unit = _STEP * (abs(self.met[0].cost) if self.met else 1.0)
             climb(self.kept[0], self.chains, self.look, lambda value: min(value + unit, enough), done, _STEPS * rounds)
+            if rounds >= _THOROUGH:
+                self.improve_nearby(done, _STEPS * rounds)
             return
         for turn in range(rounds):
             if done():
@@ -179,6 +186,32 @@ class ResourcePrices:
                 prices = 0.6 * prices + 0.4 * self.kept[0].prices
             if not self.look(np.maximum(prices, 0.0)).chain:
                 return
+
+    def improve_nearby(self, done: Callable[[], bool], rounds: int) -> None:
+        """Cutting planes within a box around the best prices: it grows while the bound rises as they promise, and
+        shrinks where it does not rise. Without it they would jump from end to end among many resources."""
+        box, columns = _BOX, range(1, len(self._limits) + 1)
+        for _ in range(rounds):
+            if done():
+                return
+            lp = self._program()
+            at = self.kept[0].prices[self.chains.priced] * self._limits / self._scale
+            lp.set_bounds(columns, np.maximum(at - box, 0.0), at + box)
+            if lp.solve().status != "optimal":
+                return
+            values, bound = lp.values(), self.bound
+            promised = values[0] * self._scale - bound
+            if promised <= 1e-6 * self._scale:
+                if box >= _LARGEST_BOX:
+                    return
+                box *= 4
+                continue
+            prices = np.zeros(len(self.chains.limits))
+            prices[self.chains.priced] = np.maximum(values[1:], 0.0) * self._scale / self._limits
+            found = self.look(prices)
+            if not found.chain:
+                return
+            box *= 1.5 if found.value - bound > promised / 2 else 0.8 if found.value <= bound else 1.0
 
     def start(self, guesses: Iterable[Floats] = ()) -> None:
         self.look(np.zeros(len(self.chains.limits)))

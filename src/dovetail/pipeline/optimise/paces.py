@@ -41,6 +41,7 @@ class LeastPace:
         self._low = 0  # all paces before this one are ruled out
         self._high = len(self._paces)  # the pace of the best chain
         self._best: Stages | None = None
+        self._width = _WIDTH
         self._prices: Floats | None = None  # those that ruled out a pace last
         self._latency_prices: Floats | None = None  # and those at which the least latency was bounded
 
@@ -50,19 +51,32 @@ class LeastPace:
         self.rule_out()
         self._first_plan()
         if self._best is None:
-            return BoundedChain(None, inf, inf if self._low >= len(self._paces) else float(self._paces[self._low]))
+            return self._answer
         if not self._unlike:
             self._bisect(0)
-        width = _WIDTH
+        return self.go_on(self._clock)
+
+    def go_on(self, clock: SearchClock) -> BoundedChain:
+        """Beams wider and wider, from where they were when time was over; without a chain, one of any pace first."""
+        self._clock = clock
+        if self._best is None:
+            self._at_last()
+            if self._best is None:
+                return self._answer
         while self._low < self._high and not self._clock.over:
-            self._bisect(width, 1 + _NEAR / width if self._unlike else 1.0)
-            width *= 4
-        best = float(self._paces[self._high])
-        self._clock.tell(best, float(self._paces[self._low]))
+            self._bisect(self._width, 1 + _NEAR / self._width if self._unlike else 1.0)
+            if not self._clock.over:
+                self._width *= 4
+        self._clock.tell(self._answer.value, self._answer.bound)
         if self._low == self._high:
-            self._fewer_devices(best)
-        assert self._best is not None
-        return BoundedChain(self._best, best, float(self._paces[self._low]))
+            self._fewer_devices(self._answer.value)
+        return self._answer
+
+    @property
+    def _answer(self) -> BoundedChain:
+        """What is known: the best chain, its pace, and the first pace that is not ruled out."""
+        bound = inf if self._low >= len(self._paces) else float(self._paces[self._low])
+        return BoundedChain(self._best, inf if self._best is None else float(self._paces[self._high]), bound)
 
     def any(self) -> BoundedChain:
         """A chain of whatever pace."""

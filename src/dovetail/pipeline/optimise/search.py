@@ -18,6 +18,8 @@ from dovetail.pipeline.optimise.stages import Option
 from dovetail.pipeline.optimise.tables import Tables
 from dovetail.pipeline.plan import Constraints, Objective
 
+_PACE_SHARE = 0.5  # of the time, for the pace that a slack is added to
+_AGAIN = 1.2  # of what it took to find few devices, kept to look for them once more
 _PROBE_SIZE = 3e6  # count vectors (bytes) up to which a probe is used
 
 
@@ -30,6 +32,7 @@ class Search:
         self.clock = clock
         self.costs = Costs(tables, constraints)
         self.probes = 0
+        self._paces: LeastPace | None = None  # the search for the least bottleneck, which can go on
         self.pace_gap = 0.0  # how far above the least the bottleneck may be that a slack is added to
 
     def run(self, objective: Objective, microbatches: int = 1, slack: float = 0.0) -> BoundedChain:
@@ -57,7 +60,8 @@ class Search:
             if value is None:
                 return BoundedChain(None, inf, inf)
             return BoundedChain([(Option(k), i, j) for k, i, j in prober.stages(value)], value, value)
-        return LeastPace(self.costs, clock or self.clock).run()
+        self._paces = LeastPace(self.costs, clock or self.clock)
+        return self._paces.run()
 
     def any(self) -> BoundedChain:
         """Some chain, or the proof that there is none."""
@@ -76,12 +80,23 @@ class Search:
         None needs fewer than what that allows. With as few within the slack of a bottleneck that is proven to be no
         more than the least, the answer is proven all the same.
         """
-        least = self.throughput(self.clock.part(0.4 * self.clock.left_s))
+        least = self.throughput(self.clock.part(_PACE_SHARE * self.clock.left_s))
+        if least.stages is None and least.bound < inf and self._paces is not None:
+            least = self._paces.go_on(self.clock.part(_PACE_SHARE * self.clock.left_s))
         if least.stages is None:
             return least
-        found = self.least("devices", least.value * (1 + slack) * (1 + 5e-10))
-        if found.stages is None:
-            found = BoundedChain(least.stages, float(sum(option.devices for option, _, _ in least.stages)), found.bound)
+        before_s = self.clock.left_s
+        found = self._few(least, slack)
+        if least.closed:
+            return found
+        # Where few devices were proven at once, the time that is left is the pace's: but for as long as that took.
+        spare_s = self.clock.left_s - _AGAIN * (before_s - self.clock.left_s)
+        if self._paces is not None and found.closed and spare_s > 0:
+            better = self._paces.go_on(self.clock.part(spare_s))
+            again = self._few(better, slack) if better.value < least.value else found
+            if again.closed:
+                least, found = better, again
+            least = least._replace(bound=max(least.bound, better.bound))
         if least.closed:
             return found
         sure_s = least.bound * (1 + slack)
@@ -93,3 +108,11 @@ class Search:
                 return found._replace(proven=False)
             found = found._replace(stages=surely.stages)
         return found
+
+    def _few(self, least: BoundedChain, slack: float) -> BoundedChain:
+        """The fewest devices within a slack of a pace; that pace's own chain if no other is found in time."""
+        assert least.stages is not None
+        found = self.least("devices", least.value * (1 + slack) * (1 + 5e-10))
+        if found.stages is not None:
+            return found
+        return BoundedChain(least.stages, float(sum(option.devices for option, _, _ in least.stages)), found.bound)
