@@ -177,7 +177,8 @@ def test_the_least_pace_by_what_is_scarce_is_the_one_by_cutting_planes(monkeypat
 
 def test_prices_found_within_a_box_bound_as_well_as_those_found_without(monkeypatch: pytest.MonkeyPatch) -> None:
     """Among many resources cutting planes stay near the best prices; among few both come to the same bound."""
-    for seed, objective in product(range(3), ("latency", "energy", "devices")):
+    asked: tuple[Objective, ...] = ("latency", "energy", "devices")
+    for seed, objective in product(range(3), asked):
         costs = Costs(Tables(pool("fit", 8, 16, 30, seed)), Constraints(max_stages=12, latency_cap_s=0.2))
         chain = costs.chains(costs.tariff(objective), 0.01, 0.01)
         anywhere, near = ResourcePrices(chain), ResourcePrices(chain)
