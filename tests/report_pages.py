@@ -56,3 +56,8 @@ def _unpacked(text: str, name: str) -> bytes:
     found = re.search(rf'<script type="text/plain" id="{name}">(.*?)</script>', text)
     assert found
     return zlib.decompress(b64decode(found[1]))
+
+
+def roomy(page: str) -> str:
+    """A page without what is drawn once more for narrow screens."""
+    return re.sub(r'<div class="narrow">.*?</div>', "", page, flags=re.DOTALL)

@@ -11,6 +11,7 @@ import pytest
 from dovetail.core.events import Arrived, Complete, Failed, Finished, Reject, Start
 from dovetail.core.journal import Clock, Header, Writer
 from dovetail.core.resources import Device, DeviceType, Pool
+from dovetail.core.words import Words
 from dovetail.workflow.words import WORDS
 
 Step = tuple[float, Sequence[Any]]
@@ -47,13 +48,15 @@ def write(tmp_path: Path) -> Write:
         devices: int = 3,
         options: dict[str, Any] | None = None,
         clock: Clock | None = None,
+        words: Words = WORDS,
+        level: str = "workflow",
         **facts: Any,
     ) -> Path:
         path = tmp_path / f"{name}.jsonl"
         kinds = {"a100": DeviceType("a100"), "l4": DeviceType("l4", speed=0.5)}
         pool = Pool(tuple(Device(i, "l4" if i == 2 else "a100", i // 2) for i in range(devices)), kinds)
-        of: dict[str, Any] = {"level": "workflow", "policy": policy, "mode": "simulated", "options": options or {}}
-        header = Header(**of, clock=clock or Clock(), pool=pool, facts=facts, words=WORDS)
+        of: dict[str, Any] = {"level": level, "policy": policy, "mode": "simulated", "options": options or {}}
+        header = Header(**of, clock=clock or Clock(), pool=pool, facts=facts, words=words)
         with Writer(path, header) as writer:
             for n, (t, events) in enumerate(steps, start=1):
                 writer.step(n, t, events)

@@ -15,6 +15,7 @@ from dovetail.report.collect import collect
 from dovetail.report.html import page
 from dovetail.report.lines import line_chart
 from dovetail.report.static import draw
+from tests.report_pages import roomy
 
 Write = Callable[..., Path]
 EVIL = "<b>&\"'"
@@ -26,7 +27,7 @@ CHARTS = [
 
 def test_page_and_picture_draw_them(write: Write) -> None:
     story = collect(write(**as_fact(CHARTS)))
-    html = page([story])
+    html = roomy(page([story]))
     assert html.count("<polyline") == 3
     assert html.count("<circle") == 6
     assert "<b>&" not in html

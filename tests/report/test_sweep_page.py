@@ -9,6 +9,7 @@ from xml.etree import ElementTree
 from dovetail.cluster.sweeps.groups import difference, groups
 from dovetail.report.bands import Axis, Line, Point, band_chart
 from dovetail.report.sweep_page import sweep_page
+from tests.report_pages import roomy
 
 EVIL = "</svg><script>alert(1)</script>"
 
@@ -67,7 +68,7 @@ def test_lines_are_told_apart_by_what_was_profiled() -> None:
 def test_the_page_says_what_it_shows() -> None:
     rows = [row(policy, load, seed, 3600.0 * load) for policy in ("fifo", "las") for load in (1, 2) for seed in (0, 1)]
     page = sweep_page(groups(rows), "A sweep")
-    assert page.count("<svg") == 2 + 7 + 2, "two names, seven figures, and completion times at two loads"
+    assert roomy(page).count("<svg") == 2 + 7 + 2, "two names, seven figures, and completion times at two loads"
     assert "8 runs · 2 lines · seeds 0, 1 · 2 loads · clusters 8:8:8" in page
     assert "Not done" not in page
 
@@ -75,8 +76,8 @@ def test_the_page_says_what_it_shows() -> None:
 def test_what_is_not_done_is_a_cross_and_a_reason() -> None:
     rows = [row("fifo", 1.0, 0, 3600.0), row("fifo", 2.0, 0, None, "unstable"), row("las", 2.0, 0, 60.0, "unstable")]
     page = sweep_page(groups(rows), "A sweep")
-    assert page.count("l6,6m0,-6l-6,6") == 7, "a cross in each figure"
-    assert page.count("fill:var(--card);stroke") == 7, "a hollow point in each figure"
+    assert roomy(page).count("l6,6m0,-6l-6,6") == 7, "a cross in each figure"
+    assert roomy(page).count("fill:var(--card);stroke") == 7, "a hollow point in each figure"
     assert "2 of 3 points unstable: see the table" in page
     assert "<h2>Not done</h2>" in page
 
@@ -84,7 +85,7 @@ def test_what_is_not_done_is_a_cross_and_a_reason() -> None:
 def test_a_figure_that_runs_do_not_have_is_a_gap_and_not_zero() -> None:
     rows = [row("fifo", load, 0, 3600.0, envy=None if load == 2.0 else 0.25) for load in (1.0, 2.0, 3.0)]
     assert [("envy" in group.means) for group in groups(rows)] == [True, False, True]
-    page = sweep_page(groups(rows), "t")
+    page = roomy(sweep_page(groups(rows), "t"))
     told = re.findall(r"fifo: ([0-9.]+) \(envious pairs, %\) at ([0-9]) jobs", page)
     assert told == [("25", "1"), ("25", "3")]
     envy = page[page.index("<h2>Envious pairs") :]

@@ -41,5 +41,6 @@ class Words(Struct, frozen=True, omit_defaults=True):
     response: str = "response"  # the time from arrival to completion
     waiting: str = "tasks"  # what waits
     rejected: str = "rejected"  # what the journal calls so: where programs fail and are cancelled, they are that too
+    parts: bool = False  # jobs are parts of one piece of work: what counts is when all are done
     resume: str = ""  # how a run that was interrupted can go on
     claims: tuple[Claim, ...] = ()

@@ -16,6 +16,8 @@ WORDS = Words(
     setups="",
     response="turnaround",
     waiting="chunks",
+    rejected="failed or done elsewhere first",
+    parts=True,
     claims=(
         Claim("completed", "chunks done", "count"),
         Claim("rejected", "chunks failed or done elsewhere first", "count"),

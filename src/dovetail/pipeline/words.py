@@ -17,4 +17,5 @@ WORDS = Words(
     setup="",
     setups="",
     waiting="passes",
+    parts=True,
 )

@@ -5,10 +5,11 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from html import escape
+from itertools import pairwise
 
 from msgspec import Struct
 
-from dovetail.report.charts import label, legend, line_style, linked, marked, shape
+from dovetail.report.charts import CHARACTER, label, legend, line_style, linked, marked, shape
 from dovetail.report.look import PALETTE, number, ticks
 from dovetail.report.units import unit_of
 
@@ -69,7 +70,7 @@ def band_chart(
     at_y, levels = _place_y(y, points)
     named, rows = legend(names, _LEFT, right, _HEIGHT + 12, links) if names else ([], 0)
     high = _HEIGHT + 18 * rows
-    style = "chart" if width == _WIDTH else "chart full"
+    style = "chart full" if width > _WIDTH else "chart"
     head = f'<svg viewBox="0 0 {width:g} {high:g}" role="img" class="{style}"{_over_time(x, at_x, every)}>'
     out = [f"{head}<title>{escape(what)}</title>"]
     out.append(label(0, 14, y.name, "start"))
@@ -77,10 +78,11 @@ def band_chart(
         height = f"{at_y(level):.1f}"
         out.append(f'<line class="grid" x1="{_LEFT}" x2="{right}" y1="{height}" y2="{height}"/>')
         out.append(label(_LEFT - 8, at_y(level) + 4, number(level, 3), "end"))
-    marks = [label(at_x(at), floor + 18, x.text(at), "middle") for at in x.marks or _marks(x, every)]
+    shown = _apart([(at_x(at), x.text(at)) for at in x.marks or _marks(x, every)])
+    marks = [label(place, floor + 18, text, "middle") for place, text in shown]
     out.append(f'<g class="marks">{"".join(marks)}</g>')
     out.append(f'<line class="axis" x1="{_LEFT}" x2="{right}" y1="{floor}" y2="{floor}"/>')
-    out.append(label((_LEFT + right) / 2, _HEIGHT - 8, x.name, "middle"))
+    out.append(_under(x.name, right, width))
     drawn = [_band(line, at_x, at_y) for line in lines]
     for line in lines:
         drawn += _drawn(line, at_x, at_y)
@@ -129,6 +131,29 @@ def _marks(axis: Axis, every: Sequence[float], most: int = 10) -> list[float]:
         marks = [m * 10.0**e for e in range(-3, 7) for m in (1, 3)]
         return [mark for mark in marks if every[0] <= mark <= every[-1]]
     return list(every) if len(every) <= most else ticks(axis.top or every[-1], most)
+
+
+def _under(name: str, right: float, width: float) -> str:
+    """The name of the horizontal axis; one that is too long is set closer, over the whole width."""
+    middle = (_LEFT + right) / 2
+    if CHARACTER * len(name) <= 2 * min(middle, width - middle):
+        return label(middle, _HEIGHT - 8, name, "middle")
+    close = f'<text textLength="{width - 8:g}" lengthAdjust="spacingAndGlyphs" '
+    return label(width / 2, _HEIGHT - 8, name, "middle").replace("<text ", close, 1)
+
+
+def _apart(marks: Sequence[tuple[float, str]]) -> list[tuple[float, str]]:
+    """Every mark, or every second, third, ... so that none runs into the next.
+
+    >>> _apart([(0.0, "1,000"), (20.0, "1,200"), (40.0, "1,400")])
+    [(0.0, '1,000'), (40.0, '1,400')]
+    """
+    for step in range(1, len(marks) + 1):
+        kept = list(marks[::step])
+        room = (b - a - CHARACTER * (len(s) + len(t)) / 2 for (a, s), (b, t) in pairwise(kept))
+        if all(each > 4 for each in room):
+            return kept
+    return list(marks[:1])
 
 
 def _band(line: Line, at_x: Callable[[float], float], at_y: Callable[[float], float]) -> str:

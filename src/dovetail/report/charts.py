@@ -11,7 +11,7 @@ import numpy as np
 from dovetail.report.collect import Story
 from dovetail.report.look import PALETTE, bounds_of_responses, number, seconds, ticks, unit_for
 
-_CHARACTER = 6.4  # width of a character at the charts' font size, roughly
+CHARACTER = 6.4  # width of a character at the charts' font size, roughly
 
 
 class Mark(NamedTuple):
@@ -22,20 +22,20 @@ class Mark(NamedTuple):
     style: str
 
 
-def responses(story: Story, what: str) -> str:
+def responses(story: Story, what: str, width: float = 640.0) -> str:
     """The response times of a run, with its percentiles and their lower bounds."""
     spread = story.figures.response_s
     marks = [Mark("P50", spread.median, "mark"), Mark("P99", spread.p99, "mark")]
     marks += [Mark(name, bound_s, "bound") for name, bound_s in bounds_of_responses(story)]
-    return _distribution(story.responses_s, marks, what, f"{story.words.response} time")
+    return _distribution(story.responses_s, marks, what, f"{story.words.response} time", width)
 
 
-def _distribution(values_s: Sequence[float], marks: Sequence[Mark], what: str, axis: str) -> str:
+def _distribution(values_s: Sequence[float], marks: Sequence[Mark], what: str, axis: str, width: float) -> str:
     """Histogram (bars, left axis) and cumulative share (line, right axis) of response times."""
     top = 1.02 * max([*values_s, *(mark.at_s for mark in marks)]) or 1.0
     counts, _ = np.histogram(values_s, bins=min(48, max(8, len(values_s))), range=(0.0, top))
     unit = unit_for(top)
-    width, height, left, right, bottom = 640.0, 300.0, 46.0, 46.0, 44.0
+    height, left, right, bottom = 300.0, 46.0, 46.0, 44.0
 
     def x(at: float) -> float:
         return left + at / top * (width - left - right)
@@ -56,7 +56,9 @@ def _distribution(values_s: Sequence[float], marks: Sequence[Mark], what: str, a
             out.append(f'<line class="grid" x1="{left}" x2="{width - right}" y1="{level}" y2="{level}"/>')
             out.append(label(left - 6, y(tick / peak) + 4, f"{tick:,.0f}", "end"))
     out += [label(width - right + 6, y(i / 4) + 4, f"{i * 25} %", "start") for i in range(5)]
-    out += [label(x(at * unit.seconds), floor + 17, number(at), "middle") for at in ticks(top / unit.seconds, 7)]
+    out += [
+        label(x(at * unit.seconds), floor + 17, number(at), "middle") for at in ticks(top / unit.seconds, width // 90)
+    ]
     step = (width - left - right) / len(counts)
     for i, count in enumerate(counts):
         if count:
@@ -68,14 +70,18 @@ def _distribution(values_s: Sequence[float], marks: Sequence[Mark], what: str, a
             )
     steps = "".join(f"H{x(at):.1f}V{y(share):.1f}" for at, share in staircase(values_s))
     out.append(f'<path class="cdf" d="M{x(min(values_s)):.1f},{y(0.0):.1f}{steps}H{width - right:g}"/>')
-    texts = []  # over all lines
+    texts = []  # over all lines, on ground of their own: a line that passes would strike them through
     for mark, at, row, anchor in placed:
         label_y = 12.0 + 16.0 * (rows - 1 - row)
         out.append(
             f'<line class="mark {mark.style}" x1="{at:.1f}" x2="{at:.1f}" y1="{label_y + 4:.1f}" y2="{floor:.1f}"/>'
         )
         shift = {"start": 4.0, "end": -4.0}[anchor]
-        texts.append(label(at + shift, label_y + 2, f"{mark.name} {seconds(mark.at_s, top)}", anchor, mark.style))
+        text = f"{mark.name} {seconds(mark.at_s, top)}"
+        long = CHARACTER * len(text) + 4
+        begin = at + 2 if anchor == "start" else at - 2 - long
+        texts.append(f'<rect class="ground" x="{begin:.1f}" y="{label_y - 9:.1f}" width="{long:.1f}" height="14"/>')
+        texts.append(label(at + shift, label_y + 2, text, anchor, mark.style))
     out += texts
     out.append(f'<line class="axis" x1="{left}" x2="{width - right}" y1="{floor}" y2="{floor}"/>')
     out.append(label((left + width - right) / 2, height - 8, f"{axis}, {unit.name}", "middle"))
@@ -141,7 +147,7 @@ def legend(
     x, rows = left, 1
     for i, name in enumerate(names):
         text = _cut(name, 40)
-        length = 34 + _CHARACTER * len(text) + 22
+        length = 34 + CHARACTER * len(text) + 22
         if x + length > right and x > left:
             x, rows = left, rows + 1
         level = y + 18 * (rows - 1)
@@ -158,7 +164,7 @@ def _place(marks: Sequence[Mark], x: Callable[[float], float], edge: float) -> l
     taken: list[list[tuple[float, float]]] = []
     for mark in sorted(marks, key=lambda mark: -mark.at_s):
         at = x(mark.at_s)
-        length = _CHARACTER * len(f"{mark.name} {seconds(mark.at_s)}") + 10
+        length = CHARACTER * len(f"{mark.name} {seconds(mark.at_s)}") + 10
         anchor = "start" if at + length <= edge + 40 else "end"
         span = (at, at + length) if anchor == "start" else (at - length, at)
         row = 0

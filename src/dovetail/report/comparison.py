@@ -9,6 +9,7 @@ from typing import NamedTuple
 from dovetail.report import charts, look
 from dovetail.report.claims import claims_card
 from dovetail.report.collect import Story
+from dovetail.report.document import for_widths
 from dovetail.report.lines import cumulative
 from dovetail.report.tables import Raw, TableColumn, table
 
@@ -49,7 +50,7 @@ def _facet(entries: Sequence[_Entry]) -> str:
     words = entries[0].story.words
     panels, columns = [], [TableColumn("run", style="name")]
     cells: list[list[Raw | str]] = [[Raw(f'<a href="#{each.link}">{escape(each.name)}</a>')] for each in entries]
-    for each in zip(*(look.headlines(entry.story) for entry in entries), strict=True):
+    for each in zip(*(look.counted(entry.story) for entry in entries), strict=True):
         title, ended = each[0].name, [entry.story.ended for entry in entries]
         rows = zip(entries, each, ended, strict=True)
         panels.append(
@@ -60,21 +61,20 @@ def _facet(entries: Sequence[_Entry]) -> str:
         for row, (_, value, bound) in zip(cells, each, strict=True):
             text = f"<b>{look.seconds(value)}</b>" if value == best else look.seconds(value)
             row.append(Raw(f"{text} <small>{look.above(value, bound)}</small>"))
-    curves = cumulative(
-        [each.name for each in entries],
-        [each.story.responses_s for each in entries],
-        words.response,
-        [each.link for each in entries],
-    )
+    named, links = [each.name for each in entries], [each.link for each in entries]
+    responses_s = [each.story.responses_s for each in entries]
+    curves = for_widths(lambda width: cumulative(named, responses_s, words.response, links, width), 1100.0)
     setups = [words.setups, f"{words.setup} time"] if words.setup and not words.claims else []
-    heads = ["running" if words.setup else "utilisation", *setups, "completed", "rejected", "late"]
+    late = ["late"] if any(entry.story.figures.late for entry in entries) else []
+    heads = ["running" if words.setup else "utilisation", *setups, "completed", words.rejected, *late]
     columns += [TableColumn(name, number=True) for name in heads]
     for row, entry in zip(cells, entries, strict=True):
         f = entry.story.figures
         row.append(look.percent(look.running(entry.story)))
         row += [f"{f.switches:,}", look.seconds(f.switch_time_s)] if setups else []
-        row += [f"{f.completed:,}", f"{f.rejected:,}", f"{f.late:,}"]
+        row += [f"{f.completed:,}", f"{f.rejected:,}", *([f"{f.late:,}"] if late else [])]
     return (
-        f'<div class="three">{"".join(panels)}</div><div class="scroll">{curves}</div>'
-        f'<div class="scroll">{table(columns, cells)}</div>'
+        f'<div class="three">{"".join(panels)}</div>'
+        + ("" if words.parts else f'<div class="scroll">{curves}</div>')
+        + f'<div class="scroll">{table(columns, cells)}</div>'
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from html import escape
 from importlib import resources
 
@@ -28,6 +29,15 @@ def card(title: str, content: str, lead: str = "") -> str:
     lead = f'<p class="lead">{lead}</p>' if lead else ""
     content = f'<div class="scroll">{content}</div>' if content else ""
     return f'<section class="card"><h2>{escape(title)}</h2>{lead}{content}</section>'
+
+
+WIDE, NARROW = 640.0, 400.0  # the units across a chart beside another one, and across one on a telephone
+
+
+def for_widths(draw: Callable[[float], str], wide: float = WIDE) -> str:
+    """A chart drawn for a wide screen and for a narrow one, of which the style sheet shows one: what is drawn for the
+    one is too small to read, or too wide, on the other."""
+    return f'<div class="narrow">{draw(NARROW)}</div><div class="roomy">{draw(wide)}</div>'
 
 
 def asset(name: str) -> str:

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from html import escape
 from typing import NamedTuple
 
 from dovetail.report import look
 from dovetail.report.charts import label
 from dovetail.report.collect import Story
-from dovetail.report.gantt import gantt
+from dovetail.report.document import for_widths
+from dovetail.report.gantt import WIDTH, gantt
 from dovetail.report.html import page
 from dovetail.report.show import standalone
 
@@ -87,5 +89,6 @@ def _pair(gain: Gain, first: int, colours: dict[str, str]) -> str:
     out = []
     for i, (story, name, value_s) in enumerate(runs):
         head = look.unbroken(escape(f"{name}: {gain.figure} {look.seconds(value_s)}"))
-        out.append(f'<h3><a href="#run-{first + i}">{head}</a></h3>{gantt(story, to_s, colours)}')
+        drawn = for_widths(partial(gantt, story, to_s, colours), WIDTH)
+        out.append(f'<h3><a href="#run-{first + i}">{head}</a></h3>{drawn}')
     return "".join(out)

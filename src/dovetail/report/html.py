@@ -14,7 +14,7 @@ from dovetail.report.bars import FAILED
 from dovetail.report.claims import claims_card
 from dovetail.report.collect import MAX_LISTED, Story
 from dovetail.report.comparison import comparison
-from dovetail.report.document import asset, card, document
+from dovetail.report.document import asset, card, document, for_widths
 from dovetail.report.lines import line_charts
 from dovetail.report.payload import payload
 from dovetail.report.tables import Raw, TableColumn, table
@@ -107,13 +107,13 @@ def _facts(story: Story) -> str:
 def _figures(story: Story) -> str:
     """The key figures, each beside its lower bound where the journal gives one."""
     figures, words = story.figures, story.words
-    cards = [_bounded(headline) for headline in look.headlines(story)]
+    cards = [_bounded(headline) for headline in look.counted(story)]
     cards += _use(story) if story.scheduled else []
     more = [f"of {figures.arrived:,}", f"{figures.rejected:,} {words.rejected}"]
     if figures.late:
         more.append(f"{figures.late:,} late")
     if figures.failures:
-        more.append(f"{figures.failures:,} failures")
+        more.append(f"{figures.failures:,} {'failure' if figures.failures == 1 else 'failures'}")
     if story.unfinished:
         more.append(f"{story.unfinished:,} unfinished")
     cards.append(_figure(f"{words.jobs.capitalize()} completed", f"{figures.completed:,}", ", ".join(more)))
@@ -127,8 +127,7 @@ def _use(story: Story) -> list[str]:
     if not words.setup:
         busiest = max(figures.devices, key=lambda device: device.busy_s, default=None)
         told = f"{look.device_names(story)[busiest.id]}: {look.percent(busiest.utilisation)}, most" if busiest else ""
-        pace = look.number(figures.completed / figures.makespan_s) if figures.makespan_s else "0"
-        return [_figure("Utilisation", used, told), _figure("Throughput", f"{pace} /s", f"{words.jobs} per second")]
+        return [_figure("Utilisation", used, told), _figure("Throughput", *look.pace(story))]
     set_up = look.percent(figures.utilisation - look.running(story))
     share = f"and {set_up} set up: utilisation {look.percent(figures.utilisation)}"
     loads = f"{look.seconds(figures.switch_time_s)} spent; {figures.loads:,} first loads"
@@ -153,7 +152,7 @@ def _bounded(headline: look.Headline) -> str:
     value = look.seconds(value_s)
     if not bound_s or not value_s:
         return _figure(name, value, "no lower bound recorded")
-    bound = f"the bound, {look.seconds(bound_s)}"
+    bound = f"the bound, {look.seconds(bound_s, value_s)}"
     if value_s < bound_s * (1 - 1e-6):
         return _figure(name, value, f"below {bound}: one of them is wrong")
     meter = f'<div class="meter" aria-hidden="true"><i style="width:{bound_s / value_s * 100:.1f}%"></i></div>'
@@ -165,10 +164,10 @@ def _bounded(headline: look.Headline) -> str:
 
 
 def _winner(stories: Sequence[Story]) -> int:
-    """Of the runs of the first one's level that ended, the one that answered soonest in the mean."""
+    """Of the runs of the first one's level that ended, the one that answered soonest in the mean, or was done first."""
     level = stories[0].header.level
     best = [i for i, story in enumerate(stories) if story.ended and story.header.level == level]
-    return min(best, key=lambda i: stories[i].figures.response_s.mean, default=0)
+    return min(best, key=lambda i: look.counted(stories[i])[:2][-1].value_s, default=0)
 
 
 def _tabs(names: Sequence[str], opened: int) -> str:
@@ -193,7 +192,7 @@ def _run(story: Story, name: str | None, index: int, colours: dict[str, str]) ->
         _figures(story),
         _said(story),
         _schedule(story, colours) if story.scheduled else "",
-        f'<div class="two"><div>{_responses(story)}{_types(story)}</div><div>{_side(story)}</div></div>',
+        _beside(story),
         _kinds(story, colours) if story.scheduled else "",
         waiting_card(story),
         line_charts(story.charts),
@@ -246,12 +245,17 @@ def _schedule(story: Story, colours: dict[str, str]) -> str:
     )
 
 
-def _side(story: Story) -> str:
-    return (usage_card(story) if story.scheduled else "") + claims_card([story], [story.name])
+def _beside(story: Story) -> str:
+    """Times on the left, devices and figures on the right; side by side where there are no times."""
+    left = _responses(story) + _types(story)
+    right = (usage_card(story) if story.scheduled else "") + claims_card([story], [story.name])
+    return f'<div class="two"><div>{left}</div><div>{right}</div></div>' if left else f'<div class="two">{right}</div>'
 
 
 def _responses(story: Story) -> str:
     words, spread = story.words, story.figures.response_s
+    if words.parts and story.responses_s:
+        return ""
     title = f"{words.response.capitalize()} times"
     if not story.responses_s:
         return card(title, "", f"No {words.job} was completed.")
@@ -264,18 +268,22 @@ def _responses(story: Story) -> str:
         return card(
             title, "", f"{told} for {len(story.responses_s):,} {words.jobs}, one after the other at an even pace."
         )
+    mean, median, p99 = (look.seconds(v, spread.max) for v in (spread.mean, spread.median, spread.p99))
     what = (
-        f"{title} of {len(story.responses_s):,} {words.jobs}: mean {look.seconds(spread.mean)}, "
-        f"median {look.seconds(spread.median)}, P99 {look.seconds(spread.p99)}, longest {look.seconds(spread.max)}."
+        f"{title} of {len(story.responses_s):,} {words.jobs}: mean {mean}, median {median}, P99 {p99}, "
+        f"longest {look.seconds(spread.max)}."
     )
     lead = f"{escape(what)} Bars count {words.jobs}; the line is the share completed within that time."
-    return card(title, charts.responses(story, what), lead)
+    return card(title, for_widths(lambda width: charts.responses(story, what, width)), lead)
 
 
 def _kinds(story: Story, colours: dict[str, str]) -> str:
+    """What each kind took; left out where there is one, of which the figures say as much."""
     words = story.words
     top = max((kind.run_device_s + kind.setup_device_s for kind in story.kinds), default=0.0) or 1.0
     longest = max((kind.longest_wait_s for kind in story.kinds), default=0.0)
+    if len(story.kinds) < 2 and not words.setup and not longest:
+        return ""
     rows = [
         [
             Raw(f'<i class="swatch" style="--c:{colours[kind.kind]}"></i> {escape(kind.kind)}'),
@@ -287,25 +295,28 @@ def _kinds(story: Story, colours: dict[str, str]) -> str:
             look.seconds(kind.run_device_s, top),
             *([look.seconds(kind.setup_device_s), f"{kind.setups:,}"] if words.setup else []),
             f"{kind.tasks:,}",
-            look.seconds(kind.wait_s / kind.starts, longest),
-            look.seconds(kind.longest_wait_s, longest),
+            *(look.seconds(wait_s, longest) for wait_s in (kind.wait_s / kind.starts, kind.longest_wait_s) if longest),
         ]
         for kind in story.kinds
     ]
     counted = words.setups if story.by_round else f"{words.setups} and first loads"
     setups = [words.setup, counted] if words.setup else []
-    heads = ["running", *setups, words.tasks, "mean wait", "longest wait"]
+    heads = ["running", *setups, words.tasks, *(["mean wait", "longest wait"] if longest else [])]
     columns = [TableColumn(words.kind, style="name"), TableColumn("", style="bar")]
     columns += [TableColumn(name, number=True) for name in heads]
     each = ", each of a group counted," if words.setup else ""
-    lead = f"Time on {words.devices}{each} and the time from ready to start."
+    lead = (
+        f"Time on {words.devices}{each.rstrip(',')}."
+        if not longest
+        else (f"Time on {words.devices}{each} and the time from ready to start.")
+    )
     return card(words.kinds.capitalize(), table(columns, rows), lead)
 
 
 def _types(story: Story) -> str:
-    """How each type of job fared; left out where there is one, of which the figures say as much."""
+    """How each type of job fared; left out where there is one, of which the figures say as much, and of mere parts."""
     words = story.words
-    if len(story.types) < 2:
+    if len(story.types) < 2 or words.parts:
         return ""
     rows, top = [], max((type_.response_s.max for type_ in story.types if type_.completed), default=0.0)
     for type_ in story.types:
@@ -323,7 +334,7 @@ def _types(story: Story) -> str:
 def _incidents(story: Story) -> str:
     words, out = story.words, ""
     for title, what, listed, total in (
-        (f"{words.rejected.capitalize()} {words.jobs}", words.type, story.rejected, story.figures.rejected),
+        (f"{words.jobs.capitalize()} {words.rejected}", words.type, story.rejected, story.figures.rejected),
         (f"Failed {words.tasks}", words.task, story.failed, story.figures.failures),
     ):
         if listed:

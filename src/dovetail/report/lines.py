@@ -3,25 +3,27 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from html import escape
 from math import ceil, floor, log2
 
 from dovetail.core.charts import Chart
 from dovetail.report.bands import Axis, Line, Point, band_chart
 from dovetail.report.charts import staircase
-from dovetail.report.document import card
+from dovetail.report.document import WIDE, card, for_widths
 from dovetail.report.look import number, ticks, unit_for
 
 _POINTS = 40  # with more of them, a line is drawn without its points
 
 
 def line_charts(charts: Sequence[Chart]) -> str:
-    """A card for each chart, side by side."""
-    cards = "".join(card(chart.title, line_chart(chart)) for chart in charts)
+    """A card for each chart, side by side; one that has a single place to show says nothing, and is left out."""
+    shown = [chart for chart in charts if len({x for series in chart.series for x, _ in series.points}) > 1]
+    cards = "".join(card(chart.title, for_widths(partial(line_chart, chart))) for chart in shown)
     return f'<div class="two">{cards}</div>' if cards else ""
 
 
-def line_chart(chart: Chart) -> str:
+def line_chart(chart: Chart, width: float = WIDE) -> str:
     """The lines of a chart with their points; the value of each point is told where the mouse rests on it."""
     if not any(series.points for series in chart.series):
         return f'<p class="lead">{escape(chart.title)}: there are no points.</p>'
@@ -39,10 +41,12 @@ def line_chart(chart: Chart) -> str:
         lines.append(Line(series.name, i, points))
     names = [series.name for series in chart.series] if len(chart.series) > 1 else []
     x_axis = Axis(chart.x, steep=chart.log_x, tight=True, marks=_marks(chart), text=text)
-    return band_chart(x_axis, Axis(chart.y), lines, chart.title, names)
+    return band_chart(x_axis, Axis(chart.y), lines, chart.title, names, width=width)
 
 
-def cumulative(names: Sequence[str], runs: Sequence[Sequence[float]], response: str, links: Sequence[str]) -> str:
+def cumulative(
+    names: Sequence[str], runs: Sequence[Sequence[float]], response: str, links: Sequence[str], width: float
+) -> str:
     """The share of jobs completed within a time, one line per run, which leads to it."""
     longest_s = max((max(values, default=0.0) for values in runs), default=0.0)
     unit = unit_for(longest_s)
@@ -53,9 +57,9 @@ def cumulative(names: Sequence[str], runs: Sequence[Sequence[float]], response: 
             points += [Point(at_s / unit.seconds, 100 * y) for y in (before, share)]
             before = share
         lines.append(Line(names[i], i, points, link=links[i]))
-    x = Axis(f"{response} time, {unit.name}", marks=ticks(longest_s / unit.seconds, 9))
+    x = Axis(f"{response} time, {unit.name}", marks=ticks(longest_s / unit.seconds, 9 if width > WIDE else 5))
     y = Axis(f"{response.capitalize()} times: share completed within, %", 100.0)
-    return band_chart(x, y, lines, "Share completed within a time, one line per run", names, width=1100.0, links=links)
+    return band_chart(x, y, lines, "Share completed within a time, one line per run", names, width=width, links=links)
 
 
 def _marks(chart: Chart, most: int = 12) -> list[float]:

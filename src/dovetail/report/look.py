@@ -32,8 +32,8 @@ _BASE = (
     "#9a6a48",
     "#63cfc0",
 )
-# Once the base colours are used up they come again darker, then lighter.
-_VARIANTS = ((255, 0.0), (0, 0.4), (255, 0.5))
+# Once the base colours are used up they come again lighter, then darker, which is hard to see on a dark page.
+_VARIANTS = ((255, 0.0), (255, 0.5), (0, 0.4))
 PALETTE = tuple(
     "#" + "".join(f"{round(int(c[i : i + 2], 16) * (1 - share) + towards * share):02x}" for i in (1, 3, 5))
     for towards, share in _VARIANTS
@@ -55,13 +55,17 @@ def ink_on(colour: str) -> str:
 
 
 def colours(stories: Sequence[Story]) -> dict[str, str]:
-    """A colour per kind, the same in all runs; the kinds that take the most time get the most distinct colours."""
-    taken_s: dict[str, float] = {}
-    for story in stories:
-        for kind in story.kinds:
+    """A colour per kind, the same in all runs; the kinds that take the most time get the most distinct colours, of
+    each level anew: nobody compares a chunk with a model."""
+    found: dict[str, str] = {}
+    for level in dict.fromkeys(story.header.level for story in stories):
+        taken_s: dict[str, float] = {}
+        for kind in (kind for story in stories if story.header.level == level for kind in story.kinds):
             taken_s[kind.kind] = taken_s.get(kind.kind, 0.0) + kind.run_device_s + kind.setup_device_s
-    ranked = sorted(taken_s, key=lambda kind: (-taken_s[kind], kind))
-    return {kind: PALETTE[i % len(PALETTE)] for i, kind in enumerate(ranked)}
+        ranked = [kind for kind in sorted(taken_s, key=lambda kind: (-taken_s[kind], kind)) if kind not in found]
+        left = [colour for colour in PALETTE if colour not in {found.get(kind) for kind in taken_s}] or PALETTE
+        found |= {kind: left[i % len(left)] for i, kind in enumerate(ranked)}
+    return found
 
 
 class Headline(NamedTuple):
@@ -85,6 +89,25 @@ def headlines(story: Story) -> tuple[Headline, Headline, Headline]:
         Headline(f"Mean {response}", figures.response_s.mean, bound("bound_mean_s", "bound_avg_jct_s")),
         Headline(f"P99 {response}", figures.response_s.p99, bound("bound_p99_s")),
     )
+
+
+def counted(story: Story) -> tuple[Headline, ...]:
+    """Those that say how good a run is: of parts of one piece of work only when all were done, as the time of a part
+    says no more than how large it was made."""
+    return headlines(story)[: 1 if story.words.parts else 3]
+
+
+def pace(story: Story) -> tuple[str, str]:
+    """How many jobs were completed in which unit of time: in the one that reads best."""
+    per_s = story.figures.completed / story.figures.makespan_s if story.figures.makespan_s else 0.0
+    each, unit, short = (1, "second", "s") if per_s >= 0.1 or not per_s else (3600, "hour", "h")
+    return f"{number(each * per_s)} /{short}", f"{story.words.jobs} per {unit}"
+
+
+def types_say_something(story: Story) -> bool:
+    """Whether the types of devices say more than their names: not where there is one, or each is called so."""
+    devices, own = story.header.pool.devices, device_names(story)
+    return len({d.type for d in devices}) > 1 and any(own[d.id] != d.type for d in devices)
 
 
 def running(story: Story) -> float:
@@ -264,7 +287,7 @@ def above(value: float, bound: float | None) -> str:
     return percent((value - bound) / bound) if value < 5 * bound else f"{number(value / bound, 3)} times"
 
 
-def ticks(top: float, about: int = 5) -> list[float]:
+def ticks(top: float, about: float = 5) -> list[float]:
     """Round values from 0 up to `top`.
 
     >>> ticks(23)

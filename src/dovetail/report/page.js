@@ -197,7 +197,7 @@ class Gantt {
   // Room for the longest label and type of a device, within reason.
   labels() {
     this.pen.font = `13px ${FONT}`;
-    const length = ([label, type]) => this.pen.measureText(label).width + this.pen.measureText(type).width;
+    const length = ([label, , , type]) => this.pen.measureText(label).width + this.pen.measureText(type).width;
     return clamp(Math.ceil(Math.max(...this.run.devices.slice(0, 200).map(length)) + 26), 104, 300);
   }
 
@@ -307,7 +307,7 @@ class Gantt {
       pen.fillStyle = colour.lane;
       pen.fillRect(this.gutter, this.top, this.plot, this.bottom - this.top);
     }
-    run.devices.forEach(([label, type], i) => {
+    run.devices.forEach(([label, , , type], i) => {
       const y = this.top + i * pitch;
       if (inset) {
         pen.fillStyle = colour.lane;
@@ -446,8 +446,9 @@ class Gantt {
     const {pen, run} = this;
     const from = Math.max(left, this.gutter), room = Math.min(right, this.width - 14) - from - 12;
     if (room < 16) return;
-    // Where jobs come back lease by lease, the job says more than the task.
-    const [first, second] = run.rounds ? [jobs[bars.w[i]], strings[bars.p[i]]] : [strings[bars.p[i]], jobs[bars.w[i]]];
+    // Where jobs come back lease by lease, or all tasks are called alike, the job says more than the task.
+    const job = /^\d+$/.test(jobs[bars.w[i]]) ? `${run.words.job} ${jobs[bars.w[i]]}` : jobs[bars.w[i]], task = strings[bars.p[i]];
+    const [first, second] = run.byJob ? [job, task] : [task, job];
     const text = bars.m[i] > 1 ? `${bars.n[i].toLocaleString("en-US")} ${run.words.tasks}` : first;
     pen.fillStyle = ink;
     pen.font = `12px ${FONT}`;
@@ -823,7 +824,7 @@ class Curves {
     for (const mark of this.fixed) mark.style.display = whole ? "" : "none";
     this.marks.innerHTML = this.all;
     if (whole) return;
-    const step = niceStep((to - from) / unit / 8), pattern = this.marks.querySelector("text"), made = [];
+    const step = niceStep((to - from) / unit / ((right - left) / 70)), pattern = this.marks.querySelector("text"), made = [];
     for (let i = Math.ceil(from / unit / step - 1e-9); i * step * unit <= to; i++) {
       const mark = pattern.cloneNode();
       mark.setAttribute("x", place(i * step * unit).toFixed(1));

@@ -50,6 +50,7 @@ def _run_data(story: Story, whole: BarPiece, alike: Sequence[Story]) -> dict[str
     unit = look.unit_for(high - low)
     words, bound = story.words, story.claim("bound_makespan_s")
     names, devices = look.device_names(story), story.header.pool.devices if story.scheduled else ()
+    typed = look.types_say_something(story)
     curves = {name: [round(v, 4) for v in story.strip.means[i]] for name, i in _CURVES}
     return {
         "from": low,
@@ -59,9 +60,17 @@ def _run_data(story: Story, whole: BarPiece, alike: Sequence[Story]) -> dict[str
         "bound": bound,
         "words": {name: word for name, word in asdict(words).items() if isinstance(word, str)},
         "rounds": story.by_round,
-        "devices": [[names[d.id], d.type, d.host] for d in devices],
+        "byJob": story.by_round or _tasks_say_nothing(story, names),
+        "devices": [[names[d.id], d.type, d.host, d.type if typed else ""] for d in devices],
         "whole": [low, high, whole.count, whole.base_s, whole.tick_s],
         "finest": [[k.from_s, k.to_s, k.piece.count, k.piece.base_s, k.piece.tick_s] for k in story.finest],
         "short": story.resolution_s,
         "strip": {"from": story.strip.from_s, "bin": story.strip.bin_s, **curves},
     }
+
+
+def _tasks_say_nothing(story: Story, names: Sequence[str]) -> bool:
+    """Whether all tasks have one name, or that of the device they are on: then a bar is told by its job."""
+    return len({bar.task for bar in story.bars}) < 2 or all(
+        bar.task == names[bar.devices[0]] for bar in story.bars if bar.devices
+    )

@@ -14,7 +14,7 @@ from msgspec import Struct
 from dovetail.core.confidence import Mean
 from dovetail.report.bands import Axis, Line, Point, band_chart
 from dovetail.report.charts import line_piece
-from dovetail.report.document import card, document
+from dovetail.report.document import card, document, for_widths
 from dovetail.report.look import number
 from dovetail.report.tables import TableColumn, table
 from dovetail.version import __version__
@@ -125,9 +125,8 @@ def _card(figure: Figure, found: Sequence[SweepPoint], lines: Sequence[str], x: 
             told += f"; unstable: {group.reason}" if group.status == "unstable" else ""
             points.append(Point(group.load, y, half, group.status != "done", told))
         drawn.append(Line(name, i, points, missing))
-    chart = band_chart(
-        Axis(x), Axis(figure.name, figure.top, figure.steep), drawn, f"{figure.name} against {x}, one line per policy"
-    )
+    across, up, what = Axis(x), Axis(figure.name, figure.top, figure.steep), f"{figure.name} against {x}"
+    chart = for_widths(lambda width: band_chart(across, up, drawn, f"{what}, one line per policy", width=width))
     heading = figure.name.partition(",")[0]
     return card(heading[0].upper() + heading[1:], chart, escape(figure.lead))
 
@@ -166,7 +165,8 @@ def _distribution(found: Sequence[SweepPoint], lines: Sequence[str], load: float
             points = [Point(max(q, 1.0) / 3600, 100 * i / last) for i, q in enumerate(group.quantiles_s)]
             drawn.append(Line(group.line, lines.index(group.line), points))
     x = Axis("completion time, hours", steep=True)
-    return band_chart(x, Axis("share of jobs, %", 100.0), drawn, "Share of jobs completed within a time")
+    y, what = Axis("share of jobs, %", 100.0), "Share of jobs completed within a time"
+    return for_widths(lambda width: band_chart(x, y, drawn, what, width=width))
 
 
 def _table(found: Sequence[SweepPoint], figures: Sequence[Figure], static: bool) -> str:

@@ -6,6 +6,8 @@ from collections.abc import Sequence
 from html import escape
 from typing import NamedTuple
 
+_MANY = 5  # columns that find room on a narrow screen
+
 
 class Raw(str):
     """Text that is HTML already."""
@@ -20,18 +22,27 @@ class TableColumn(NamedTuple):
 
 
 def table(columns: Sequence[TableColumn], rows: Sequence[Sequence[str]]) -> str:
-    """
+    """Of one with many columns each cell has its column's name, which a narrow screen shows: there a row is a block.
+
     >>> table([TableColumn("model")], [["<b>"]])
     '<table><thead><tr><th scope="col">model</th></tr></thead><tbody><tr><td>&lt;b&gt;</td></tr></tbody></table>'
     """
     classes = [" ".join(filter(None, ("number" if c.number else "", c.style))) for c in columns]
     attributes = [f' class="{c}"' if c else "" for c in classes]
-    head = "".join(f'<th scope="col"{a}>{escape(c.name)}</th>' for a, c in zip(attributes, columns, strict=True))
-    body = "".join(
-        "<tr>" + "".join(f"<td{a}>{_cell(v)}</td>" for a, v in zip(attributes, row, strict=True)) + "</tr>"
-        for row in rows
+    many = sum(c.style != "bar" for c in columns) > _MANY
+    named = [
+        f' data-name="{escape(c.name)}"{a}' if many and i else a
+        for i, (c, a) in enumerate(zip(columns, attributes, strict=True))
+    ]
+    head = "".join(
+        f'<th scope="col"{a}>{escape(c.name).replace("_", "_<wbr>")}</th>'
+        for a, c in zip(attributes, columns, strict=True)
     )
-    return f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
+    body = "".join(
+        "<tr>" + "".join(f"<td{a}>{_cell(v)}</td>" for a, v in zip(named, row, strict=True)) + "</tr>" for row in rows
+    )
+    style = ' class="many"' if many else ""
+    return f"<table{style}><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
 
 
 def _cell(value: str) -> str:

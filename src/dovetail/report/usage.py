@@ -50,6 +50,7 @@ def uses(story: Story) -> list[Use]:
 def usage_card(story: Story) -> str:
     words = story.words
     grouped = len(story.header.pool) > _MANY
+    typed = not grouped and look.types_say_something(story)
     rows = []
     for use in uses(story):
         idle = 1 - use.run - use.setup
@@ -60,9 +61,9 @@ def usage_card(story: Story) -> str:
             f'<i class="setup" style="width:{use.setup * 100:.2f}%"></i></div>'
         )
         shares = [look.percent(use.run), *([look.percent(use.setup)] if words.setup else []), look.percent(idle)]
-        rows.append([use.name, *([] if grouped else [use.type]), Raw(stack), *shares, f"{use.tasks:,}"])
+        rows.append([use.name, *([use.type] if typed else []), Raw(stack), *shares, f"{use.tasks:,}"])
     columns = [TableColumn(words.devices if grouped else words.device, style="whole")]
-    columns += [] if grouped else [TableColumn("type", style="whole")]
+    columns += [TableColumn("type", style="type")] if typed else []
     columns.append(TableColumn("", style="bar"))
     heads = ["running", *([words.setup] if words.setup else []), "idle", words.tasks]
     columns += [TableColumn(name, number=True) for name in heads]
