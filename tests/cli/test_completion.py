@@ -1,13 +1,15 @@
-"""Completion, by a bash that is typed to: commands, flags, files and values, of which some are found at that moment."""
+"""Completion, by shells that are typed to: commands, flags, files and values, some of them found at that moment."""
 
 from __future__ import annotations
 
 import os
 import pty
 import re
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -25,21 +27,38 @@ printf '\1%s\2' ready
 """
 
 
+# zsh reads the script as a user installs it: as a file of $fpath.
+ZSH = r"""
+PS1='> '; setopt no_beep; unset zle_bracketed_paste
+fpath=($ZDOTDIR/functions $fpath); autoload -Uz compinit; compinit -u -D
+show() { printf '\1%s\2' "$BUFFER" }
+zle -N show; bindkey '^G' show; bindkey '^U' kill-whole-line
+printf '\1%s\2' ready
+"""
+COMMANDS = {"bash": ["bash", "--noprofile", "--rcfile", "setup.sh", "-i"], "zsh": ["zsh", "-i"]}
+
+
 @pytest.fixture
-def bash(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Line]:
-    """What a line has become after the tab key."""
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder with a `dovetail` on the path."""
     program = tmp_path / "bin" / "dovetail"
     program.parent.mkdir()
     program.write_text(f'#!/bin/sh\nexec {sys.executable} -m dovetail "$@"\n')
     program.chmod(0o755)
-    (tmp_path / "setup.sh").write_text(SETUP)
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("PYTHONPATH", str(FOLDER / "src"))
     monkeypatch.setenv("PATH", f"{program.parent}{os.pathsep}{os.environ['PATH']}")
     monkeypatch.setenv("TERM", "dumb")
+    return tmp_path
+
+
+@contextmanager
+def typed_to(name: str) -> Iterator[Line]:
+    """What a line has become after the tab key."""
+    if shutil.which(name) is None:
+        pytest.skip(f"no {name} on the PATH")
     ours, theirs = pty.openpty()
-    command = ["bash", "--noprofile", "--rcfile", "setup.sh", "-i"]
-    shell = subprocess.Popen(command, stdin=theirs, stdout=theirs, stderr=theirs, start_new_session=True)
+    shell = subprocess.Popen(COMMANDS[name], stdin=theirs, stdout=theirs, stderr=theirs, start_new_session=True)
     os.close(theirs)
 
     def shown() -> str:
@@ -59,6 +78,64 @@ def bash(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Line]:
         shell.kill()
         shell.wait()
         os.close(ours)
+
+
+@pytest.fixture
+def bash(here: Path) -> Iterator[Line]:
+    (here / "setup.sh").write_text(SETUP)
+    with typed_to("bash") as line:
+        yield line
+
+
+def write_script(shell: str, path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    capsys.readouterr()
+    assert cli.main(["completion", shell]) == 0
+    path.parent.mkdir(parents=True)
+    path.write_text(capsys.readouterr().out)
+
+
+def test_zsh_completes_commands_flags_values_and_files(
+    here: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("ZDOTDIR", str(here / "zsh"))
+    write_script("zsh", here / "zsh" / "functions" / "_dovetail", capsys)
+    (here / "zsh" / ".zshrc").write_text(ZSH)
+    (here / "a_run.jsonl").touch()
+    with typed_to("zsh") as zsh:
+        assert zsh("dovetail doc") == "dovetail doctor "
+        assert zsh("dovetail workflow comp") == "dovetail workflow compare "
+        assert zsh("dovetail check --save-r") == "dovetail check --save-report "
+        assert zsh("dovetail check a_") == "dovetail check a_run.jsonl "
+        assert zsh("dovetail check --format j") == "dovetail check --format json "
+        assert zsh("dovetail workflow run --mode=onl") == "dovetail workflow run --mode=online "
+        assert zsh("dovetail workflow run --policy base") == "dovetail workflow run --policy baseline "
+        assert (
+            zsh("dovetail workflow compare --policy srpt base") == "dovetail workflow compare --policy srpt baseline "
+        )
+        assert zsh("dovetail workflow run --write log exe") == "dovetail workflow run --write log executions "
+
+
+def test_fish_completes_commands_flags_values_and_files(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    if shutil.which("fish") is None:
+        pytest.skip("no fish on the PATH")
+    write_script("fish", here / "fish" / "dovetail.fish", capsys)
+    (here / "a_run.jsonl").touch()
+
+    def fish(words: str) -> list[str]:
+        script = f"source fish/dovetail.fish; complete -C '{words}'"
+        command = ["fish", "--no-config", "-c", script]
+        told = subprocess.run(
+            command, check=True, capture_output=True, text=True, env={**os.environ, "HOME": str(here)}
+        )
+        assert told.stderr == ""
+        return [line.split("\t")[0] for line in told.stdout.splitlines()]
+
+    assert fish("dovetail doc") == ["doctor"]
+    assert fish("dovetail check --save-r") == ["--save-report"]
+    assert fish("dovetail check a_") == ["a_run.jsonl"]
+    assert fish("dovetail workflow run --policy base") == ["baseline"]
+    assert fish("dovetail workflow compare --policy srpt base") == ["baseline"]
+    assert fish("dovetail workflow run --write log exe") == ["executions"]
 
 
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])

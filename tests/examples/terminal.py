@@ -9,6 +9,8 @@ import shutil
 import signal
 import subprocess
 import sys
+import textwrap
+from collections.abc import Mapping
 from pathlib import Path
 from typing import NamedTuple
 
@@ -33,9 +35,14 @@ class Block(NamedTuple):
 
 
 def blocks(path: Path) -> list[Block]:
+    """The fenced blocks, also those in lists, without their indent. A fence that is not closed, or not read, fails."""
     text = path.read_text()
-    found = re.finditer(r"^```(\w*)\n(.*?)^```$", text, re.DOTALL | re.MULTILINE)
-    return [Block(path.name, text[: match.start()].count("\n") + 2, match[1], match[2]) for match in found]
+    found = re.finditer(r"^( *)(```+|~~~+) *(\w*)[^\n]*\n(.*?)^\1\2 *$", text, re.DOTALL | re.MULTILINE)
+    read = [
+        Block(path.name, text[: match.start()].count("\n") + 2, match[3], textwrap.dedent(match[4])) for match in found
+    ]
+    assert len(re.findall(r"^\s*(?:>\s*)*(?:```|~~~)", text, re.MULTILINE)) == 2 * len(read), path
+    return read
 
 
 def typed(text: str) -> list[str]:
@@ -72,6 +79,8 @@ class Terminal:
         self.folder, self._capsys, self._monkeypatch = folder, capsys, monkeypatch
         self._services: list[subprocess.Popen[str]] = []
         self.said: list[str] = []
+        self.codes: Mapping[str, int] = {}  # of lines with these words, where it is not 0
+        self.left_open: set[str] = set()  # those words that were typed
         shutil.copytree(ROOT / "examples", folder / "examples")
         own = folder / ".own"
         (own / "bin").mkdir(parents=True)
@@ -118,7 +127,9 @@ class Terminal:
         self._capsys.readouterr()
         code = cli.main(words)
         out, err = self._capsys.readouterr()
-        assert code in (0, 3), f"{shlex.join(words)}: exit code {code}\n{out}{err}"
+        expected = next((said for part, said in self.codes.items() if part in shlex.join(words)), 0)
+        assert code == expected, f"{shlex.join(words)}: exit code {code}\n{out}{err}"
+        self.left_open.update(part for part in self.codes if part in shlex.join(words))
         self.said.append(out)
         if into is not None:
             into.write_text(out)

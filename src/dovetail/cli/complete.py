@@ -128,23 +128,88 @@ _SEVERAL = """\
 """
 
 
+_ZSH = """\
+  # What follows an option of several values is one of them, until the next option.
+  local -i _option=$((CURRENT - 1))
+  while (( _option > 1 )) && [[ "$words[_option]" != -* ]]; do (( _option -= 1 )); done
+  if (( _option > 1 && _option < CURRENT - 1 )) && [[ "$words[CURRENT]" != -* ]]; then
+    case "${(j: :)words[2,_option]}" in
+%s
+    esac
+  fi
+
+"""
+# As a file of $fpath it is the function _dovetail itself, which zsh calls; read by a shell it says what to call.
+_ZSH_CALLED = """
+if [[ "$funcstack[1]" == _dovetail ]]; then _cyclopts_dovetail "$@"; else compdef _cyclopts_dovetail dovetail; fi
+"""
+_FISH = """
+# What follows an option of several values is one of them, until the next option.
+function __fish_dovetail_several
+    set -l cmd (commandline -opc)
+    set -l option (count $cmd)
+    while test $option -gt 1; and not string match -qr -- '^-' $cmd[$option]
+        set option (math $option - 1)
+    end
+    test $option -gt 1; and test $option -lt (count $cmd); or return 1
+    for each in $argv
+        string match -q -- $each (string join -- ' ' $cmd[2..$option]); and return 0
+    end
+    return 1
+end
+function __fish_dovetail_values
+    set -l found (__fish_dovetail_complete)
+    if test (count $found) -gt 0
+        printf '%s\\n' $found
+    else
+        __fish_complete_path (commandline -ct)
+    end
+end
+"""
+
+
 def script(app: App, shell: Literal["bash", "zsh", "fish"]) -> str:
-    """The completion script of cyclopts; for bash with files as bash itself completes them, and options of several
-    values."""
+    """The completion script of cyclopts, with options of several values; for bash with files as bash itself completes
+    them, for zsh with the call that it lacks."""
     text = app.generate_completion(shell=shell)
-    if shell != "bash":
-        return text
+    several = _of_several_values(app)
+    if shell == "fish":
+        found = "(__fish_dovetail_values)"
+        return (
+            text
+            + _FISH
+            + "".join(
+                f"complete -c dovetail -f -n '__fish_dovetail_several {pattern}' -a '{choices or found}'\n"
+                for pattern, choices in _by_choices(several, lambda path, option: f'"{path}* {option}"', " ")
+            )
+        )
+    if shell == "zsh":
+        found = "_cyclopts_dovetail_complete || _files"
+        cases = "\n".join(
+            f"      {pattern}) {f'compadd -- {choices}' if choices else found}; return ;;"
+            for pattern, choices in _by_choices(several, lambda path, option: f'"{path}"*" {option}"', "|")
+        )
+        return text.replace("  _arguments -C", _ZSH % cases + "  _arguments -C", 1) + _ZSH_CALLED
     text = re.sub(r'COMPREPLY=\( \$\(compgen (-[fd]) -- "\$\{cur\}"\) \)', r"_dovetail_files \1", text)
-    several = "|".join(f'"{words}"' for words in sorted(_of_several_values(app)))
-    return _FILES + text.replace("  # Determine command level", _SEVERAL % several + "  # Determine command level", 1)
+    known = "|".join(f'"{words}"' for words in sorted(several))
+    return _FILES + text.replace("  # Determine command level", _SEVERAL % known + "  # Determine command level", 1)
 
 
-def _of_several_values(app: App) -> set[str]:
-    """Commands with such an option, as `workflow compare --policy`."""
+def _by_choices(
+    several: Mapping[str, str], pattern: Callable[[str, str], str], between: str
+) -> Iterator[tuple[str, str]]:
+    """The choices of options of several values, nothing where they are found at that moment; and where they are had."""
+    for choices in sorted({*several.values()}):
+        named = (words.rpartition(" ") for words in sorted(several) if several[words] == choices)
+        yield between.join(pattern(path, option) for path, _, option in named), choices
+
+
+def _of_several_values(app: App) -> dict[str, str]:
+    """Commands with such an option, as `workflow compare --policy`, and its choices if they are fixed."""
     from cyclopts.completion._base import extract_completion_data
 
     return {
-        " ".join((*path, name))
+        " ".join((*path, name)): " ".join(argument.get_choices() or ())
         for path, data in extract_completion_data(app).items()
         for argument in data.arguments
         if argument.parameter.consume_multiple
