@@ -48,9 +48,9 @@ def test_the_longest_context_is_an_answer(model: str, capsys: pytest.CaptureFixt
     assert json.loads(out)["generation"]["context"] == (32768 if model.startswith("mixtral") else 8192)
 
 
-def test_no_plan_is_exit_code_3_with_the_reason(capsys: pytest.CaptureFixture[str]) -> None:
+def test_no_plan_is_exit_code_1_with_the_reason(capsys: pytest.CaptureFixture[str]) -> None:
     code, out, err = run(capsys, LLAMA, *POOL, "--ttft-cap-s", "0.001", "--format", "json")
-    assert code == 3
+    assert code == 1
     assert json.loads(out)["feasible"] is False
     assert "no plan: --ttft-cap-s 0.001: the least time to first token is" in err
 

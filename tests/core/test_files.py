@@ -13,9 +13,10 @@ from typing import Any
 import pytest
 from msgspec import Struct, field
 
+from dovetail import host
 from dovetail.core.errors import InputError
 from dovetail.core.files import Document, is_json_lines, read_bytes, yaml_text
-from dovetail.core.output import written_whole
+from dovetail.core.output import refuse_overwrite, written_whole
 
 
 class Model(Struct, forbid_unknown_fields=True):
@@ -463,3 +464,24 @@ def test_programs_on_two_machines_can_write_to_one_folder_at_the_same_time(tmp_p
         a.write(b"a")
         b.write(b"b")
     assert [(tmp_path / name).read_bytes() for name in "ab"] == [b"a", b"b"]
+
+
+@pytest.mark.parametrize("name", ["notes.html", "notes.svg", "notes.PNG", "notes.jsonl"])
+def test_what_dovetail_did_not_write_is_not_written_over(tmp_path: Path, name: str) -> None:
+    path = tmp_path / name
+    refuse_overwrite([path], [])
+    path.touch()
+    refuse_overwrite([path], [])  # nothing is lost
+    path.write_text("what I thought of this run\n")
+    with pytest.raises(InputError, match="is there, and Dovetail did not write it; remove it or name another output"):
+        refuse_overwrite([path], [])
+
+
+def test_what_dovetail_wrote_may_be_written_again(tmp_path: Path) -> None:
+    run, page, picture = (tmp_path / name for name in ("run.jsonl", "page.html", "run.svg"))
+    run_of = host.simulate(host.load([{"id": "a", "threads": 1, "work": 5}], cores=2), journal=run)
+    run_of.report(page)
+    picture.write_text(run_of.plot("jobs")._repr_svg_())
+    refuse_overwrite([run, page, picture], [])
+    run.write_bytes(run.read_bytes()[:7])  # one that was interrupted, to go on with
+    refuse_overwrite([run], [])

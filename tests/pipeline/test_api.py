@@ -116,7 +116,7 @@ def test_there_is_no_plan_and_why(problem: pipeline.Pipeline) -> None:
         pipeline.plan(problem, latency_cap_s=0.5)
     assert told.value.reasons == ["--latency-cap-s 0.5 leaves no plan: the least latency possible is 1 s"]
     assert isinstance(told.value, dovetail.DovetailError)
-    assert told.value.exit_code == 3
+    assert told.value.exit_code == 1
     with pytest.raises(pipeline.InfeasibleError, match="s0 has no room"):
         pipeline.plan(problem, method=lambda _: [("s0", 1, 4)])
     with pytest.raises(pipeline.InfeasibleError):

@@ -40,10 +40,9 @@ _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
 _EPILOGUE = """\
 --debug, given anywhere, shows the traceback of an error.
 
-Exit codes: 0 done; 1 failed, or the schedule is invalid, or no pool is
-large enough (cluster plan, workflow plan); 2 bad input or usage;
-3 finished, but some work was rejected or left open, or there is no
-pipeline plan; 130 stopped by Ctrl-C.
+Exit codes: 0 done; 1 failed, or the schedule is invalid, or there is no
+plan; 2 bad input or usage; 3 finished, but some work was rejected or left
+open; 130 stopped by Ctrl-C.
 """
 
 

@@ -35,8 +35,19 @@ def shortened(text: str, longest: int = 200) -> str:
     return re.sub(rf"\S{{{longest + 1},}}", lambda word: f"{word[0][:half]}...{word[0][-half:]}", text)
 
 
+# What stands near the beginning of what Dovetail writes, by the end of a file's name.
+_OURS = {
+    ".html": (b'content="dovetail ', b"<title>Dovetail"),
+    ".jsonl": (b'{"journal":', b'"workflow', b'"request'),
+    ".svg": (b"dovetail", b'class="chart', b"matplotlib"),
+    ".png": (b"dovetail", b"Matplotlib"),
+}
+_HEAD = 4096
+
+
 def refuse_overwrite(outputs: Iterable[Path], inputs: Iterable[Path | None]) -> None:
-    """Refuse, before anything is written, an output that is one of the inputs or another output.
+    """Refuse, before anything is written, an output that is one of the inputs or another output; and a page, a picture
+    or a journal in the place of a file that Dovetail did not write.
 
     Links are followed, so another name for the same file is found too. A device or a pipe can be both.
 
@@ -53,7 +64,21 @@ def refuse_overwrite(outputs: Iterable[Path], inputs: Iterable[Path | None]) -> 
         for path in taken:
             if _same_file(output, path):
                 raise InputError(f"{output}: is the same file as {path}, which is written too; name another output")
+        _refuse_foreign(output)
         taken.append(output)
+
+
+def _refuse_foreign(output: Path) -> None:
+    known = _OURS.get(output.suffix.lower())
+    if known is None or not output.is_file():
+        return
+    try:
+        with output.open("rb") as file:
+            head = file.read(_HEAD)
+    except OSError:
+        return  # whoever writes it says what is wrong with it
+    if head and not any(each in head or each.startswith(head) for each in known):  # a journal may be cut
+        raise InputError(f"{output}: is there, and Dovetail did not write it; remove it or name another output")
 
 
 def need_folders(outputs: Iterable[Path]) -> None:

@@ -216,7 +216,7 @@ class InfeasibleError(DovetailError):
     'no plan: memory is short by 3.0 MiB'
     """
 
-    exit_code = 3
+    exit_code = 1
 
     def __init__(self, reasons: Sequence[str]) -> None:
         super().__init__(list(reasons))

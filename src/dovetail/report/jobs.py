@@ -87,7 +87,8 @@ def picture(found: dict[str, Life], devices: int, title: str, unit: str) -> str:
     def x(t: float) -> float:
         return _LEFT + (_WIDTH - _LEFT - _RIGHT) * t / end_s
 
-    out = [f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {_WIDTH:g} {height:g}"><style>{_STYLE}</style>']
+    head = f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {_WIDTH:g} {height:g}"><desc>dovetail</desc>'
+    out = [f"{head}<style>{_STYLE}</style>"]
     out += [_HATCH, '<rect width="100%" height="100%" fill="#fff"/>', f'<text x="8" y="18">{escape(title)}</text>']
     for t in ticks(end_s, 10):
         out.append(f'<line class="grid" x1="{x(t):.1f}" x2="{x(t):.1f}" y1="{_TOP - 6}" y2="{height - 6:g}"/>')

@@ -58,7 +58,7 @@ def plan(
 ) -> int:
     """Plan where to cut a model and which device gets which layers.
 
-    Exit code 3 if there is no plan; the reasons are told.
+    Exit code 1 if there is no plan; the reasons are told.
 
     Example: dovetail pipeline plan -m google/vit-base-patch16-224 --what-if
 

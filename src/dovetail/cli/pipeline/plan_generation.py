@@ -44,7 +44,7 @@ def plan_generation(
     """Plan where to cut a language model: prefill, decode and the memory of contexts.
 
     The layers are cut once: a prompt goes through the stages for its first token, then groups of requests for a token
-    each. Exit code 3 if there is no plan; the reasons are told.
+    each. Exit code 1 if there is no plan; the reasons are told.
 
     Example: dovetail pipeline plan-generation examples/pipeline/llama-3-8b.json -T examples/pipeline/gpu_types.yml
     -D examples/pipeline/gpus.yml --concurrency 16 --ttft-cap-s 0.5
