@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import stat
 import sys
 from pathlib import Path
@@ -147,3 +148,19 @@ def test_a_cell_cannot_command_the_terminal(
     monkeypatch.setenv("TERM", "dumb")
     print_table(["name"], [["a\x1b]0;title\x07b\u202ec"]])
     assert capsys.readouterr().out.splitlines()[-1] == r" a\x1b]0;title\x07b\u202ec"
+
+
+@pytest.mark.parametrize("columns", [30, 60, 80, 200])
+def test_no_number_is_broken_in_a_narrow_terminal(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], columns: int
+) -> None:
+    """A row is a few lines where its columns find no room; headings are broken before that."""
+    monkeypatch.setenv("COLUMNS", str(columns))
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
+    names = ["program", "first_run_s", "waiting_s", "mean_turnaround_s", "resizes", "status"]
+    rows = [["a", 0.123456, 12345.6, 273.765, 5, "completed"], ["b", 1.0, 0.5, 318.744, 12, "given up"]]
+    print_table(names, rows)
+    told = capsys.readouterr().out
+    for word in ("0.123456", "12345.6", "273.765", "318.744", "12", "completed", "given"):
+        assert re.search(rf"(^|\s){re.escape(word)}(\s|$)", re.sub(r"\x1b\[[\d;]*m", "", told), re.MULTILINE), word
+    assert all(len(line) <= columns for line in re.sub(r"\x1b\[[\d;]*m", "", told).splitlines())

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import re
+import shutil
 import sys
 import threading
 import time
@@ -25,6 +27,7 @@ Numbers = Annotated[tuple[int, ...], Parameter(consume_multiple=True, negative=(
 Pairs = Annotated[list[str], Parameter(consume_multiple=True, negative=())]  # NAME=VALUE, any number
 
 _LINES_S = 10.0  # from one line of progress to the next, where there is no terminal
+_LONG = 24  # of a word that a table keeps whole
 _MANY_ROWS = 500  # for more, the terminal itself breaks lines: to find widths for all would take seconds
 
 
@@ -42,7 +45,8 @@ def print_json(obj: Any) -> None:
 
 
 def print_table(columns: Sequence[str], rows: Iterable[Sequence[object]], title: str = "") -> None:
-    """Print rows under headings; a column of numbers is right-aligned, and a pipe gets plain text, never cut.
+    """Print rows under headings; a column of numbers is right-aligned, and a pipe gets plain text, never cut. In a
+    terminal that is too narrow for its columns, each row is a few lines: no word or number is broken.
 
     >>> print_table(["policy", "makespan_s"], [["fcfs", 12.5], ["sjf", 9]])
      policy   makespan_s
@@ -57,14 +61,22 @@ def print_table(columns: Sequence[str], rows: Iterable[Sequence[object]], title:
     if not sys.stdout.isatty() or len(texts) > _MANY_ROWS:
         print("\n".join(_plain_lines(columns, texts, right, title)))
         return
+    room = shutil.get_terminal_size().columns
+    headings, least = list(columns), [1] * len(columns)
+    if sum(max(map(_width, cells)) + 3 for cells in zip(columns, *texts, strict=True)) > room:
+        words = _words(texts, len(columns))
+        headings = [_broken(name, max(each)) for name, each in zip(columns, words, strict=True)]
+        least = [max(*map(_width, name.split("\n")), *each) for name, each in zip(headings, words, strict=True)]
+    if sum(least) + 3 * len(least) > room:
+        print("\n".join(_blocks(columns, texts, title, room)))
+        return
     from rich import box
     from rich.console import Console
     from rich.table import Table
 
     table = Table(title=title or None, title_justify="left", box=box.SIMPLE_HEAD, show_edge=False)
-    for i, (heading, is_right) in enumerate(zip(columns, right, strict=True)):
-        whole = max(_width(row[i]) for row in texts) if is_right else None  # half a number is another one
-        table.add_column(heading, justify="right" if is_right else "left", overflow="fold", min_width=whole)
+    for heading, is_right, width in zip(headings, right, least, strict=True):
+        table.add_column(heading, justify="right" if is_right else "left", overflow="fold", min_width=width)
     for row in texts:
         table.add_row(*row)
     console = Console(force_terminal=True, markup=False, emoji=False, highlight=False)
@@ -72,6 +84,45 @@ def print_table(columns: Sequence[str], rows: Iterable[Sequence[object]], title:
         console.print(table, crop=False)
     # Not printed by rich itself: it would end the program on a closed pipe, with its own exit code.
     print("\n".join(line.rstrip() for line in captured.get().splitlines()))
+
+
+def _words(rows: Sequence[Sequence[str]], columns: int) -> list[list[int]]:
+    """How wide the words of each column are; one that nobody reads in a table, such as a path, may break."""
+    return [[1, *(min(_width(word), _LONG) for row in rows for word in row[i].split())] for i in range(columns)]
+
+
+def _broken(heading: str, width: int) -> str:
+    """A heading in lines no longer than a width, if its words and parts allow it.
+
+    >>> _broken("mean_turnaround_s", 7)
+    'mean_\\nturnaround_\\ns'
+    """
+    lines = [""]
+    for part in re.findall(r"[^_ ]*[_ ]?", heading)[:-1]:
+        if lines[-1] and len(lines[-1] + part.rstrip()) > width:
+            lines.append("")
+        lines[-1] += part
+    return "\n".join(line.rstrip() for line in lines)
+
+
+def _blocks(columns: Sequence[str], rows: Sequence[Sequence[str]], title: str, room: int) -> Iterator[str]:
+    """
+    >>> print("\\n".join(_blocks(["policy", "makespan s", "gap %"], [["fcfs", "12.5", "3"]], "", 20)))
+    fcfs
+      makespan s 12.5
+      gap % 3
+    """
+    if title:
+        yield title
+    for first, *others in rows:
+        yield f"{columns[0]} {first}" if first[:1].isdigit() else first  # a number says nothing alone
+        line = " "
+        for pair in (f"{name} {cell}" for name, cell in zip(columns[1:], others, strict=True) if cell):
+            if line.strip() and _width(line) + 3 + _width(pair) > room:
+                yield line
+                line = " "
+            line += ("   " if line.strip() else " ") + pair
+        yield line
 
 
 def _plain_lines(
