@@ -222,7 +222,7 @@ def test_a_chart_has_the_unit_of_its_axis_everywhere() -> None:
     assert not re.search(r"\d s\b", drawn)
 
 
-PARTS = Words(job="chunk", jobs="chunks", setup="", response="turnaround", dropped="done elsewhere", parts=True)
+PARTS = Words(job="chunk", jobs="chunks", setup="", response="turnaround", rejected="done elsewhere", parts=True)
 
 
 def chunks(cut: int, slower: float = 1.0) -> list[tuple[float, Any]]:
