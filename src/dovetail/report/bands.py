@@ -77,7 +77,7 @@ def band_chart(
     for level in levels:
         height = f"{at_y(level):.1f}"
         out.append(f'<line class="grid" x1="{_LEFT}" x2="{right}" y1="{height}" y2="{height}"/>')
-        out.append(label(_LEFT - 8, at_y(level) + 4, number(level, 3), "end"))
+        out.append(label(_LEFT - 8, at_y(level) + 4, _level(level, levels[-1]), "end"))
     shown = _apart([(at_x(at), x.text(at)) for at in x.marks or _marks(x, every)])
     marks = [label(place, floor + 18, text, "middle") for place, text in shown]
     out.append(f'<g class="marks">{"".join(marks)}</g>')
@@ -131,6 +131,15 @@ def _marks(axis: Axis, every: Sequence[float], most: int = 10) -> list[float]:
         marks = [m * 10.0**e for e in range(-3, 7) for m in (1, 3)]
         return [mark for mark in marks if every[0] <= mark <= every[-1]]
     return list(every) if len(every) <= most else ticks(axis.top or every[-1], most)
+
+
+def _level(level: float, top: float) -> str:
+    """A value beside the vertical axis, in millions where it would not find room.
+
+    >>> _level(1500000.0, 2e6), _level(1500.0, 2000.0)
+    ('1.5 M', '1,500')
+    """
+    return f"{number(level / 1e6, 3)} M" if top >= 1e6 else number(level, 3)
 
 
 def _under(name: str, right: float, width: float) -> str:
