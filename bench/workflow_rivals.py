@@ -73,10 +73,10 @@ def trace(models: int, per_second: float, count: int, seed: int) -> list[Request
     return found
 
 
-def warm_up(models: int) -> list[Request]:
+def warm_up(models: int, import_s: float) -> list[Request]:
     """Every model twice, while workers import torch; and when that is over once more, without haste."""
     begun = [(0.05 * n, f"m{n % models}", n) for n in range(2 * models)]
-    return begun + [(8.0 + 0.4 * n, f"m{n}", n) for n in range(models)]
+    return begun + [(import_s * (1 + 0.05 * n), f"m{n}", n) for n in range(models)]
 
 
 def problem(models: int) -> WorkflowProblem:
@@ -173,9 +173,10 @@ def ray_serve(python: str, warm: list[Request], requests: list[Request]) -> Outc
     return Outcome(**json.loads(done.stdout))
 
 
-def compare(point: str, count: int, seed: int, python: str | None, engine: str) -> dict[str, Outcome]:
+def compare(given: argparse.Namespace, point: str, seed: int) -> dict[str, Outcome]:
     models, per_second = POINTS[point]
-    requests, warm, found = trace(models, per_second, count, seed), warm_up(models), {}
+    python, engine = given.serve_python, given.engine
+    requests, warm, found = trace(models, per_second, given.requests, seed), warm_up(models, given.import_s), {}
     with tempfile.TemporaryDirectory() as folder:
         loads = Path(folder, "loads")
         os.environ["RIVAL_LOADS"] = str(loads)
@@ -205,12 +206,13 @@ def main() -> None:
     parser.add_argument("--serve-python", default=os.environ.get("DOVETAIL_SERVE_PYTHON"), help="that has ray[serve]")
     parser.add_argument("--engine", choices=("local", "ray"), default="local", help="of ours and of FIFO swapping")
     parser.add_argument("--requests", type=int, default=240, help="of a trace")
+    parser.add_argument("--import-s", type=float, default=8.0, help="that workers are given to import torch")
     parser.add_argument("--seeds", type=int, default=3, help="how many traces; figures are their means")
     parser.add_argument("--point", choices=[*POINTS], nargs="+", default=[*POINTS])
     given = parser.parse_args()
     answer: dict[str, Any] = {}
     for point in given.point:
-        runs = [compare(point, given.requests, seed, given.serve_python, given.engine) for seed in range(given.seeds)]
+        runs = [compare(given, point, seed) for seed in range(given.seeds)]
         means = {
             who: {name: fmean(run[who].figures()[name] for run in runs) for name in runs[0][who].figures()}
             for who in runs[0]
