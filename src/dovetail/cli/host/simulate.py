@@ -72,7 +72,6 @@ def simulate(
         table or json.
     """
     from dovetail import host
-    from dovetail.host.inputs.workload import DEFAULT_WORK
 
     workload = host.load(
         requests, parameters=parameters, cores=cores, work=work, curves=curves, delays=delays, seed=seed
@@ -89,8 +88,8 @@ def simulate(
     if workload.assumed:
         names = ", ".join(workload.assumed[:3]) + (" and others" if workload.assumed[3:] else "")
         print(
-            f"note: {len(workload.assumed)} of the jobs say nothing of their work and count as {DEFAULT_WORK:g} "
-            f"core-seconds each ({names}): `work` in the file, or --work",
+            f"note: {len(workload.assumed)} of the jobs say nothing of their work and count as "
+            f"{workload.assumed_work:g} core-seconds each ({names}): `work` in the file, or --work",
             file=sys.stderr,
         )
     return 3 if run.metrics["rejected"] else 0

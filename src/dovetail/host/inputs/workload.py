@@ -6,7 +6,7 @@ import os
 from collections.abc import Iterable, Mapping, Sequence
 from math import inf
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any, ClassVar, get_args
 
 import msgspec
 from msgspec import Struct
@@ -37,6 +37,7 @@ class Workload(Struct, frozen=True, repr_omit_defaults=True):
     parameters: Parameters = Parameters()
     files: tuple[Path, ...] = ()
     assumed: tuple[str, ...] = ()
+    assumed_work: ClassVar[float] = DEFAULT_WORK
 
     @classmethod
     def of(
