@@ -367,3 +367,20 @@ def test_the_bound_of_a_known_policy_is_counted_again(
     assert _codes(lines, tmp_path) == set()
     spoil(lines)
     assert "bound" in _codes(lines, tmp_path)
+
+
+def test_a_file_that_the_header_names_is_not_run(lines: Lines, tmp_path: Path) -> None:
+    """It may be gone, another one, or one that cannot be made here; the bound is then counted from the header's own
+    best rates."""
+    mine = tmp_path / "mine.py"
+    mine.write_text(
+        f"open({str(tmp_path / 'ran')!r}, 'w').close()\n"
+        "class Mine:\n"
+        "    def __init__(self):\n"
+        "        raise OSError('not here')\n"
+    )
+    lines[0]["policy"] = f"{mine}:Mine"
+    assert _codes(lines, tmp_path) == set()
+    _modest(lines)
+    assert "bound" in _codes(lines, tmp_path)
+    assert not (tmp_path / "ran").exists()
