@@ -12,10 +12,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from dovetail.cluster.inputs.learned_rates import LearnedRates
 from dovetail.cluster.inputs.workload import Job
 from dovetail.cluster.optimise.shares import isolated_share, proportional_rate
 from dovetail.cluster.policies import make
-from dovetail.cluster.policies.base import Allocation, Floats, Ints, Problem
+from dovetail.cluster.policies.base import Allocation, Floats, Ints, Policy, Problem
 from dovetail.cluster.policies.tiresias import gittins
 from dovetail.cluster.simulate import run
 from dovetail.core.errors import InputError
@@ -311,28 +312,44 @@ def test_gandiva_pairs_only_when_jobs_outnumber_accelerators() -> None:
     assert {pair for pair in before if 0 not in pair} <= after
 
 
-@pytest.mark.parametrize("seed", range(30))
-def test_gandiva_leaves_no_accelerator_idle_for_a_pair(seed: int) -> None:
+def test_gandiva_leaves_no_accelerator_idle_for_a_pair() -> None:
     """Without its last pair not everybody would have room; kept pairs obey this, too, when jobs have left."""
-    policy = make("gandiva", {"seed": seed})
-    crowd = drawn(seed, jobs=14, pairs=True, widths=(1, 1, 2))
-    for left in (14, 12, 10, 8):
-        problem = part(crowd, np.arange(14 - left, 14))
-        width, pairs = problem.width, policy.allocate(problem).pairs
-        saved = width[pairs[:, 0]]
-        too_many = int(width.sum() - problem.counts.sum())
-        assert len(pairs) == 0 if too_many <= 0 else saved[:-1].sum() < too_many
-        assert len(np.unique(pairs)) == pairs.size
+    paired = 0
+    for seed in range(30):
+        policy = make("gandiva", {"seed": seed})
+        crowd = drawn(seed, jobs=14, pairs=True, widths=(1, 1, 2))
+        for left in (14, 12, 10, 8):
+            problem = part(crowd, np.arange(14 - left, 14))
+            width, pairs = problem.width, policy.allocate(problem).pairs
+            saved = width[pairs[:, 0]]
+            too_many = int(width.sum() - problem.counts.sum())
+            assert len(pairs) == 0 if too_many <= 0 else saved[:-1].sum() < too_many, seed
+            assert len(np.unique(pairs)) == pairs.size, seed
+            paired += len(pairs) > 1
+    assert paired > 30  # several pairs, of which one too many would be seen
 
 
-def test_gandiva_pairs_all_by_the_older_rules(make_setup: Make) -> None:
+def test_gandiva_pairs_all_by_the_older_rules() -> None:
     crowd = drawn(5, jobs=10, pairs=True)  # on nine accelerators
     assert len(make("gandiva").allocate(crowd).pairs) == 1
     assert len(make("gandiva", {"pair_all": True}).allocate(crowd).pairs) > 1
-    policy = make("gandiva")
-    for compat in (False, True):
-        run(make_setup([Job(id=0, model="A", steps=10)]), policy, compat=compat)
-        assert policy.pair_all == compat  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("learns", [False, True])
+def test_a_run_by_the_older_rules_leaves_a_policy_as_it_was(make_setup: Make, learns: bool) -> None:
+    """It pairs all by them, and only as many as it must in the next run, which has its own rules."""
+    setup = make_setup([Job(id=i, model="AB"[i % 2], steps=900) for i in range(6)])
+
+    def made(**options: bool) -> Policy:
+        found = make("gandiva", options)
+        assert setup.throughputs.pairs is not None
+        return LearnedRates(found, setup.throughputs.pairs) if learns else found
+
+    policy = made()
+    by_older = run(setup, policy, compat=True).completion_s
+    assert by_older == run(setup, made(pair_all=True), compat=True).completion_s
+    assert run(setup, policy).completion_s == run(setup, made()).completion_s
+    assert run(setup, made()).completion_s != run(setup, made(pair_all=True)).completion_s
 
 
 def test_elastic_throughput_chooses_the_widths_that_are_worth_most() -> None:

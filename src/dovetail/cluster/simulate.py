@@ -20,7 +20,7 @@ from dovetail.cluster.header import header
 from dovetail.cluster.inputs.choices import Clock, JournalMode
 from dovetail.cluster.inputs.setup import ClusterSetup
 from dovetail.cluster.metrics import ClusterMetrics, ClusterResult, closing
-from dovetail.cluster.policies.base import Allocation, Policy, Problem
+from dovetail.cluster.policies.base import Allocation, Policy, Problem, by_older_rules
 from dovetail.cluster.rounding.details import RunDetails
 from dovetail.cluster.rules import RoundRules
 from dovetail.cluster.virtual_time import RoundsInVirtualTime, VirtualTime
@@ -107,8 +107,8 @@ def run(
         fastest=fastest(setup, policy, anywhere=compat)[0],
         details=RunDetails(setup.types, list(setup.entities), setup.window, rules.restart_s) if detailed else None,
     )
-    if compat and hasattr(pairing := getattr(policy, "policy", policy), "pair_all"):
-        pairing.pair_all = True  # as the older simulator does
+    if compat:
+        policy = by_older_rules(policy)
     timed = TimedPolicy(policy, name)
     began = process_time()
     first = header(setup, policy, name, options or {}, rules, mode, clock) if journal or saving else None

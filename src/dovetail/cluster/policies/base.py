@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -170,9 +171,10 @@ class Policy(Protocol):
 
     `agnostic` policies do not tell types apart, so the mechanism tries types in random order for them; `packs` policies
     let two jobs share accelerators; of `strict` ones, a job without a share stays idle even if accelerators are free.
-    Five more may be left out: `every_round` policies are asked before every round, `elastic` ones may change widths,
+    Six more may be left out: `every_round` policies are asked before every round, `elastic` ones may change widths,
     `tunes` ones go by the goodput of jobs with profiles, `narrow` ones refuse jobs that need more than one accelerator;
-    `wide_as_others`: jobs with profiles have at most twice what any of their application had, not what they had.
+    `wide_as_others`: jobs with profiles have at most twice what any of their application had, not what they had;
+    `by_older_rules()` gives a copy that decides as the older simulator's did.
     """
 
     agnostic: bool = False
@@ -180,6 +182,12 @@ class Policy(Protocol):
     strict: bool = False
 
     def allocate(self, problem: Problem) -> Allocation: ...
+
+
+def by_older_rules(policy: Policy) -> Policy:
+    """The policy for a run by the older simulator's rules: a copy where it decides otherwise by them."""
+    older: Callable[[], Policy] | None = getattr(policy, "by_older_rules", None)
+    return policy if older is None else older()
 
 
 def ask(policy: Policy, problem: Problem) -> Allocation:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from copy import deepcopy
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -30,6 +32,12 @@ class Gandiva:
         self.pair_all = pair_all
         self._random = np.random.default_rng(seed)
         self._pairs = np.zeros((0, 2), dtype=np.int64)  # ids
+
+    def by_older_rules(self) -> Gandiva:
+        """A copy that pairs all."""
+        again = deepcopy(self)
+        again.pair_all = True
+        return again
 
     def allocate(self, problem: Problem) -> Allocation:
         if problem.pair_rates is None or problem.width.sum() <= problem.counts.sum():
