@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from importlib.util import find_spec, module_from_spec
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 from msgspec import Struct, field
@@ -17,6 +17,10 @@ from dovetail import host
 from dovetail.core.errors import InputError
 from dovetail.core.files import Document, is_json_lines, read_bytes, yaml_text
 from dovetail.core.output import refuse_overwrite, written_whole
+from dovetail.report.collect import collect
+from dovetail.report.static import draw
+from dovetail.workflow.choices import REQUEST_LINES
+from dovetail.workflow.inputs.write import write_requests
 
 
 class Model(Struct, forbid_unknown_fields=True):
@@ -466,22 +470,54 @@ def test_programs_on_two_machines_can_write_to_one_folder_at_the_same_time(tmp_p
     assert [(tmp_path / name).read_bytes() for name in "ab"] == [b"a", b"b"]
 
 
-@pytest.mark.parametrize("name", ["notes.html", "notes.svg", "notes.PNG", "notes.jsonl"])
-def test_what_dovetail_did_not_write_is_not_written_over(tmp_path: Path, name: str) -> None:
+_FOREIGN = "is there, and does not look like one of Dovetail's; remove it or name another output"
+
+
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        *((name, "what I thought of this run\n") for name in ("notes.html", "notes.svg", "notes.PNG", "notes.jsonl")),
+        ("joints.html", "<html><title>Dovetail joints</title>"),
+        ("mine.svg", "<svg><!-- Created with matplotlib --><g class='chart'/></svg>"),
+        ("dovetail.svg", '<svg><g class="chart"><text>a dovetail saw</text></g></svg>'),
+        ("mine.png", "\x89PNG Software\0Matplotlib version3.9"),
+        ("mine.jsonl", '{"requests": 3, "workflow": "mine"}\n'),
+        ("request.jsonl", '{"request_id":"r1"}\n'),  # unless requests are what is written
+    ],
+)
+def test_what_does_not_look_like_ours_is_not_written_over(tmp_path: Path, name: str, content: str) -> None:
     path = tmp_path / name
     refuse_overwrite([path], [])
     path.touch()
     refuse_overwrite([path], [])  # nothing is lost
-    path.write_text("what I thought of this run\n")
-    with pytest.raises(InputError, match="is there, and Dovetail did not write it; remove it or name another output"):
+    path.write_text(content)
+    with pytest.raises(InputError, match=_FOREIGN):
         refuse_overwrite([path], [])
 
 
 def test_what_dovetail_wrote_may_be_written_again(tmp_path: Path) -> None:
-    run, page, picture = (tmp_path / name for name in ("run.jsonl", "page.html", "run.svg"))
+    run, page, *pictures = (tmp_path / name for name in ("run.jsonl", "page.html", "jobs.svg", "schedule.svg"))
     run_of = host.simulate(host.load([{"id": "a", "threads": 1, "work": 5}], cores=2), journal=run)
     run_of.report(page)
-    picture.write_text(run_of.plot("jobs")._repr_svg_())
-    refuse_overwrite([run, page, picture], [])
+    run_of.plot("jobs").save(pictures[0])
+    run_of.plot("schedule").save(pictures[1])
+    refuse_overwrite([run, page, *pictures], [])
     run.write_bytes(run.read_bytes()[:7])  # one that was interrupted, to go on with
     refuse_overwrite([run], [])
+
+
+@pytest.mark.parametrize("format", ["png", "svg"])
+def test_what_matplotlib_drew_for_dovetail_may_be_written_again(tmp_path: Path, format: Literal["png", "svg"]) -> None:
+    run, picture = tmp_path / "run.jsonl", tmp_path / f"run.{format}"
+    host.simulate(host.load([{"id": "a", "threads": 1, "work": 5}], cores=2), journal=run)
+    picture.write_bytes(draw([collect(run)], format))
+    refuse_overwrite([picture], [])
+
+
+def test_requests_may_be_written_over_requests_but_not_over_other_lines(tmp_path: Path) -> None:
+    path = tmp_path / "requests.jsonl"
+    write_requests([{"request_id": "r1", "workflow_id": "chat"}], path, "jsonl")
+    refuse_overwrite([path], [], REQUEST_LINES)
+    path.write_text('{"workflow": "mine", "request": 3}\n')
+    with pytest.raises(InputError, match=_FOREIGN):
+        refuse_overwrite([path], [], REQUEST_LINES)

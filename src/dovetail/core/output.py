@@ -35,19 +35,20 @@ def shortened(text: str, longest: int = 200) -> str:
     return re.sub(rf"\S{{{longest + 1},}}", lambda word: f"{word[0][:half]}...{word[0][-half:]}", text)
 
 
-# What stands near the beginning of what Dovetail writes, by the end of a file's name.
+# What Dovetail puts near the beginning of what it writes to be known by, by the end of a file's name.
 _OURS = {
-    ".html": (b'content="dovetail ', b"<title>Dovetail"),
-    ".jsonl": (b'{"journal":', b'"workflow', b'"request'),
-    ".svg": (b"dovetail", b'class="chart', b"matplotlib"),
-    ".png": (b"dovetail", b"Matplotlib"),
+    ".html": (b'<meta name="generator" content="dovetail ',),
+    ".svg": (b"<desc>dovetail", b"<dc:title>dovetail</dc:title>"),
+    ".png": (b"Software\0dovetail",),
 }
+_LINES, _JOURNAL = ".jsonl", b'{"journal":'
 _HEAD = 4096
 
 
-def refuse_overwrite(outputs: Iterable[Path], inputs: Iterable[Path | None]) -> None:
+def refuse_overwrite(outputs: Iterable[Path], inputs: Iterable[Path | None], lines: bytes = _JOURNAL) -> None:
     """Refuse, before anything is written, an output that is one of the inputs or another output; and a page, a picture
-    or a journal in the place of a file that Dovetail did not write.
+    or JSON lines in the place of a file that does not look like one of Dovetail's. JSON lines are a journal, or begin
+    with what the caller writes as the first of its `lines`.
 
     Links are followed, so another name for the same file is found too. A device or a pipe can be both.
 
@@ -64,21 +65,28 @@ def refuse_overwrite(outputs: Iterable[Path], inputs: Iterable[Path | None]) -> 
         for path in taken:
             if _same_file(output, path):
                 raise InputError(f"{output}: is the same file as {path}, which is written too; name another output")
-        _refuse_foreign(output)
         taken.append(output)
+    for output in taken:
+        _refuse_foreign(output, lines)
 
 
-def _refuse_foreign(output: Path) -> None:
-    known = _OURS.get(output.suffix.lower())
-    if known is None or not output.is_file():
+def _refuse_foreign(output: Path, lines: bytes) -> None:
+    suffix = output.suffix.lower()
+    if suffix not in (*_OURS, _LINES) or not output.is_file():
         return
     try:
         with output.open("rb") as file:
             head = file.read(_HEAD)
     except OSError:
         return  # whoever writes it says what is wrong with it
-    if head and not any(each in head or each.startswith(head) for each in known):  # a journal may be cut
-        raise InputError(f"{output}: is there, and Dovetail did not write it; remove it or name another output")
+    if suffix == _LINES:
+        ours = any(head.startswith(each) or each.startswith(head) for each in (_JOURNAL, lines))  # it may be cut
+    else:
+        ours = not head or any(each in head for each in _OURS[suffix])
+    if not ours:
+        raise InputError(
+            f"{output}: is there, and does not look like one of Dovetail's; remove it or name another output"
+        )
 
 
 def need_folders(outputs: Iterable[Path]) -> None:

@@ -63,7 +63,7 @@ def standalone(svg: str) -> str:
     head, rest = svg.removeprefix("<svg").split(">", 1)
     width = head.split('viewBox="', 1)[1].split()[2]
     picture = (
-        f'<svg xmlns="http://www.w3.org/2000/svg" style="max-width:{width}px"{head}>'
+        f'<svg xmlns="http://www.w3.org/2000/svg" style="max-width:{width}px"{head}><desc>dovetail</desc>'
         f"<style>.chart text{{font:12px system-ui,sans-serif}}{rules}</style>"
         f'<rect width="100%" height="100%" fill="#ffffff"/>{rest}'
     )

@@ -52,7 +52,8 @@ def draw(stories: Sequence[Story], format: Literal["png", "svg"] = "png", dpi: i
     with matplotlib.rc_context(_STYLE):
         figure = run_figure(stories[0]) if len(stories) == 1 else comparison_figure(stories)
         out = io.BytesIO()
-        metadata = {"Date": None} if format == "svg" else None  # the same run gives the same bytes
+        # By the name it may be written again; without the date the same run gives the same bytes.
+        metadata = {"Date": None, "Creator": "dovetail"} if format == "svg" else {"Software": "dovetail"}
         figure.savefig(out, format=format, dpi=dpi, facecolor="white", metadata=metadata)
     return out.getvalue()
 

@@ -9,6 +9,7 @@ from dovetail.core.errors import InputError, did_you_mean
 DEFAULT_POLICY = "dovetail"
 DEFAULT_RETRIES = 2
 DEFAULT_LOST_RETRIES = 20  # of a node that is lost with the place where it runs
+REQUEST_LINES = b'{"request_id":'  # how a file of JSON lines about requests begins: what is asked, and what came of it
 Mode = Literal["offline", "online"]
 OnError = Literal["fail", "reject", "skip"]  # what to do about a request that cannot run
 Compat = Literal["gswarm"]

@@ -17,6 +17,7 @@ from dovetail.core.output import refuse_overwrite
 from dovetail.core.rates import RateTable
 from dovetail.core.run import Run
 from dovetail.workflow.bounds import bounds_for
+from dovetail.workflow.choices import REQUEST_LINES
 from dovetail.workflow.compat.execution_log import ExecutionLog
 from dovetail.workflow.compat.heap_order import AsTaken
 from dovetail.workflow.compat.text_log import TextLog
@@ -49,7 +50,7 @@ def write_logs(
     again_file = None if requests is None else as_path(requests, "requests")
     rates_file = None if rates is None else as_path(rates, "rates")
     outputs = [path for path in (text_file, rows_file, again_file, rates_file) if path is not None]
-    refuse_overwrite(outputs, [place])
+    refuse_overwrite(outputs, [place], REQUEST_LINES)
     if again_file is not None:
         write_requests(requests_of(place), again_file, file_format(again_file))
     if rates_file is not None:

@@ -12,6 +12,7 @@ from dovetail.cli.workflow.traces import finish, register_all
 from dovetail.core.errors import InputError
 from dovetail.core.output import refuse_overwrite
 from dovetail.workflow import ArrivalPattern, FileFormat
+from dovetail.workflow.choices import REQUEST_LINES
 
 import_app = App(name="import", help="Turn workflows of other systems into our files.")
 register_all(import_app)
@@ -70,7 +71,7 @@ def generate(
     from dovetail.workflow import agents_system, synthetic_system, thrash_system, write_config
     from dovetail.workflow import generate as make_requests
 
-    refuse_overwrite([out], [config])
+    refuse_overwrite([out], [config], REQUEST_LINES)
     if preset is not None and config.exists():
         raise InputError(f"{config}: exists already; name another file for the preset's configuration")
     weights = _weights("--workflow", workflow)
@@ -143,7 +144,8 @@ def comfyui(
     """
     from dovetail.workflow import import_comfyui
 
-    refuse_overwrite([out] if requests is None else [out, requests], files if types is None else [*files, types])
+    outputs = [out] if requests is None else [out, requests]
+    refuse_overwrite(outputs, files if types is None else [*files, types], REQUEST_LINES)
     result = import_comfyui(files, types=types, keep_utility=keep_utility, keep_loaders=keep_loaders)
     return finish(result, out, requests, force, format)
 
@@ -183,7 +185,7 @@ def wfcommons(
     """
     from dovetail.workflow import import_wfcommons
 
-    refuse_overwrite([out, requests], files)
+    refuse_overwrite([out, requests], files, REQUEST_LINES)
     return finish(import_wfcommons(files, width=width, switch_s=switch_s), out, requests, force, format)
 
 

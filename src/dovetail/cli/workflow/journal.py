@@ -10,6 +10,7 @@ from dovetail.cli.complete import JOURNAL_JOBS
 from dovetail.cli.workflow.place import PLACE, PlaceFlags
 from dovetail.core.errors import InputError
 from dovetail.core.output import refuse_overwrite
+from dovetail.workflow.choices import REQUEST_LINES
 
 if TYPE_CHECKING:
     from dovetail.core.run import Account
@@ -92,7 +93,7 @@ def export(
     outputs = [path for path in (log, executions, requests, rates) if path is not None]
     if not outputs:
         raise InputError("nothing to write: give --log FILE, --executions FILE, --requests FILE or --rates FILE")
-    refuse_overwrite(outputs, [journal])
+    refuse_overwrite(outputs, [journal], REQUEST_LINES)
     for path in outputs:
         if path.is_file() and not force:
             raise InputError(f"{path}: exists already; --force writes over it")

@@ -17,6 +17,7 @@ from dovetail.cli.workflow.flags import INPUTS, NOT_LIVE, InputFlags, LiveFlags
 from dovetail.core.errors import InputError, cannot_write
 from dovetail.core.output import refuse_overwrite
 from dovetail.workflow import DEFAULT_POLICY, DEFAULT_RETRIES
+from dovetail.workflow.choices import REQUEST_LINES
 
 if TYPE_CHECKING:
     from dovetail.workflow import WorkflowProblem, WorkflowRun
@@ -104,7 +105,7 @@ def run(
         raise InputError("--write results: only with --live are there outputs to write")
     named = policy.rpartition(":")[2]  # of FILE.py:NAME
     paths = {kind: out / _FILES[kind].format(named) for kind in dict.fromkeys(chosen)}
-    refuse_overwrite([*paths.values()], inputs.files)
+    refuse_overwrite([*paths.values()], inputs.files, REQUEST_LINES)
     simulated = {"seed": seed, "failure_rate": failure_rate, "resume": resume}
     if is_live:
         _refuse(simulated, "for simulated runs, not for --live")
@@ -150,7 +151,7 @@ def _send(live: LiveFlags, inputs: InputFlags, results: Path, format: Format) ->
     from dovetail.cli.workflow.replay import show
     from dovetail.workflow import replay
 
-    refuse_overwrite([results], inputs.files)
+    refuse_overwrite([results], inputs.files, REQUEST_LINES)
     with folder_for(results.parent), progress("running") as done:
         found = replay(
             inputs.requests,

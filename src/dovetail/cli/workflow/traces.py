@@ -10,6 +10,7 @@ from cyclopts import App, Parameter
 
 from dovetail.cli.common import Flag, Format, Pairs, one_or_named, pairs, print_json, print_table
 from dovetail.core.output import refuse_overwrite
+from dovetail.workflow.choices import REQUEST_LINES
 
 if TYPE_CHECKING:
     from dovetail.workflow import Imported, ImportedTrace
@@ -39,7 +40,7 @@ class TraceFlags:
         return {"model": named or None, "on_error": self.on_error}
 
     def write(self, files: list[Path], found: ImportedTrace) -> int:
-        refuse_overwrite([self.out, self.requests], files)
+        refuse_overwrite([self.out, self.requests], files, REQUEST_LINES)
         return finish(found, self.out, self.requests, self.force, self.format)
 
 

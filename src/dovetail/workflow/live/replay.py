@@ -26,7 +26,7 @@ from dovetail.core.metrics import Spread
 from dovetail.core.output import refuse_overwrite
 from dovetail.core.service.client import ServiceError
 from dovetail.core.service.interrupts import interrupts
-from dovetail.workflow.choices import TraceFormat, check_choice, check_count
+from dovetail.workflow.choices import REQUEST_LINES, TraceFormat, check_choice, check_count
 from dovetail.workflow.inputs.importers.calls import import_azure, import_burstgpt, import_mooncake
 from dovetail.workflow.inputs.importers.opentelemetry import import_otel
 from dovetail.workflow.inputs.request_entries import EntryFault, RequestEntry, time_us
@@ -122,7 +122,7 @@ def replay(
         check_count("--requests", requests, 1)
     rows = None if results is None else as_path(results, "results")
     if rows is not None and isinstance(trace, str | os.PathLike):
-        refuse_overwrite([rows], [as_path(trace, "trace")])
+        refuse_overwrite([rows], [as_path(trace, "trace")], REQUEST_LINES)
     entries = _entries(trace, of)
     client = connect(url, token_file)
     known = set(client.models())

@@ -25,7 +25,7 @@ from dovetail.core.output import refuse_overwrite
 from dovetail.core.plain import scalar
 from dovetail.core.run import JournalFile, JournalPath
 from dovetail.core.service.interrupts import interrupts
-from dovetail.workflow.choices import DEFAULT_POLICY, DEFAULT_RETRIES, check_count
+from dovetail.workflow.choices import DEFAULT_POLICY, DEFAULT_RETRIES, REQUEST_LINES, check_count
 from dovetail.workflow.live.engines.choice import DeviceKind, EngineName, engine_for
 from dovetail.workflow.live.estimates import TokenEstimator
 from dovetail.workflow.live.executor import LiveExecutor
@@ -96,7 +96,8 @@ def run_live(
     served, settings = model_specs(problem.system), live_settings(problem.system)
     wanted = FileRequests(problem, settings.max_values_mib)
     file, rows = JournalFile(journal), None if results is None else as_path(results, "results")
-    refuse_overwrite([path for path in (file.path, rows) if path is not None], problem.source.files)
+    outputs = [path for path in (file.path, rows) if path is not None]
+    refuse_overwrite(outputs, problem.source.files, REQUEST_LINES)
     carried, problem = engine_for(problem, engine, address, device, silence_s=settings.limits.silence_s)
     tries = {"retries": retries, "lost_retries": settings.lost_retries}
     left_out = {"skipped": wanted.skipped, "skipped_why": wanted.notes[:SHOWN], "asked_mode": problem.mode}
