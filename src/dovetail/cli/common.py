@@ -79,7 +79,8 @@ def print_table(columns: Sequence[str], rows: Iterable[Sequence[object]], title:
         table.add_column(heading, justify="right" if is_right else "left", overflow="fold", min_width=width)
     for row in texts:
         table.add_row(*row)
-    console = Console(force_terminal=True, markup=False, emoji=False, highlight=False)
+    # With a height, as rich takes 80 columns for a dumb terminal unless it is told both.
+    console = Console(width=room, height=25, force_terminal=True, markup=False, emoji=False, highlight=False)
     with console.capture() as captured:
         console.print(table, crop=False)
     # Not printed by rich itself: it would end the program on a closed pipe, with its own exit code.
