@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from dovetail.workflow.choices import (
         DEFAULT_POLICY,
         DEFAULT_RETRIES,
+        REQUEST_LINES,
         ArrivalPattern,
         Compat,
         FileFormat,
@@ -50,6 +51,7 @@ if TYPE_CHECKING:
 __all__ = [
     "DEFAULT_POLICY",
     "DEFAULT_RETRIES",
+    "REQUEST_LINES",
     "ArrivalPattern",
     "Bounds",
     "Capacity",
@@ -114,6 +116,7 @@ __getattr__, __dir__ = exports(
         "Compat": "choices",
         "DEFAULT_POLICY": "choices",
         "DEFAULT_RETRIES": "choices",
+        "REQUEST_LINES": "choices",
         "Exact": "optimise.exact",
         "FileFormat": "choices",
         "GeneratedRequests": "inputs.generate",

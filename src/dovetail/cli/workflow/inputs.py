@@ -11,8 +11,7 @@ from dovetail.cli.common import Flag, Format, Pairs, pairs, print_json, print_ta
 from dovetail.cli.workflow.traces import finish, register_all
 from dovetail.core.errors import InputError
 from dovetail.core.output import refuse_overwrite
-from dovetail.workflow import ArrivalPattern, FileFormat
-from dovetail.workflow.choices import REQUEST_LINES
+from dovetail.workflow import REQUEST_LINES, ArrivalPattern, FileFormat
 
 import_app = App(name="import", help="Turn workflows of other systems into our files.")
 register_all(import_app)

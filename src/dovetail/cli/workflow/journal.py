@@ -10,7 +10,7 @@ from dovetail.cli.complete import JOURNAL_JOBS
 from dovetail.cli.workflow.place import PLACE, PlaceFlags
 from dovetail.core.errors import InputError
 from dovetail.core.output import refuse_overwrite
-from dovetail.workflow.choices import REQUEST_LINES
+from dovetail.workflow import REQUEST_LINES
 
 if TYPE_CHECKING:
     from dovetail.core.run import Account

@@ -10,7 +10,7 @@ from cyclopts import App, Parameter
 
 from dovetail.cli.common import Flag, Format, Pairs, one_or_named, pairs, print_json, print_table
 from dovetail.core.output import refuse_overwrite
-from dovetail.workflow.choices import REQUEST_LINES
+from dovetail.workflow import REQUEST_LINES
 
 if TYPE_CHECKING:
     from dovetail.workflow import Imported, ImportedTrace
