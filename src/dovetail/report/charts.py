@@ -11,7 +11,7 @@ import numpy as np
 from dovetail.report.collect import Story
 from dovetail.report.look import PALETTE, bounds_of_responses, number, seconds, ticks, unit_for
 
-CHARACTER = 6.4  # width of a character at the charts' font size, roughly
+CHARACTER, _BOLD = 6.4, 7.0  # width of a character at the charts' font size, roughly
 
 
 class Mark(NamedTuple):
@@ -22,7 +22,7 @@ class Mark(NamedTuple):
     style: str
 
 
-def responses(story: Story, what: str, width: float = 640.0) -> str:
+def responses(story: Story, what: str, width: float) -> str:
     """The response times of a run, with its percentiles and their lower bounds."""
     spread = story.figures.response_s
     marks = [Mark("P50", spread.median, "mark"), Mark("P99", spread.p99, "mark")]
@@ -78,7 +78,7 @@ def _distribution(values_s: Sequence[float], marks: Sequence[Mark], what: str, a
         )
         shift = {"start": 4.0, "end": -4.0}[anchor]
         text = f"{mark.name} {seconds(mark.at_s, top)}"
-        long = 7.0 * len(text) + 4
+        long = _BOLD * len(text) + 4
         begin = at + 2 if anchor == "start" else at - 2 - long
         texts.append(f'<rect class="ground" x="{begin:.1f}" y="{label_y - 9:.1f}" width="{long:.1f}" height="14"/>')
         texts.append(label(at + shift, label_y + 2, text, anchor, mark.style))
@@ -164,7 +164,7 @@ def _place(marks: Sequence[Mark], x: Callable[[float], float], edge: float) -> l
     taken: list[list[tuple[float, float]]] = []
     for mark in sorted(marks, key=lambda mark: -mark.at_s):
         at = x(mark.at_s)
-        length = 7.0 * len(f"{mark.name} {seconds(mark.at_s)}") + 14  # they are bold
+        length = _BOLD * len(f"{mark.name} {seconds(mark.at_s)}") + 14
         anchor = "start" if at + length <= edge + 40 else "end"
         span = (at, at + length) if anchor == "start" else (at - length, at)
         row = 0

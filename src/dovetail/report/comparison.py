@@ -61,9 +61,6 @@ def _facet(entries: Sequence[_Entry]) -> str:
         for row, (_, value, bound) in zip(cells, each, strict=True):
             text = f"<b>{look.seconds(value)}</b>" if value == best else look.seconds(value)
             row.append(Raw(f"{text} <small>{look.above(value, bound)}</small>"))
-    named, links = [each.name for each in entries], [each.link for each in entries]
-    responses_s = [each.story.responses_s for each in entries]
-    curves = for_widths(lambda width: cumulative(named, responses_s, words.response, links, width), 1100.0)
     setups = [words.setups, f"{words.setup} time"] if words.setup and not words.claims else []
     late = ["late"] if any(entry.story.figures.late for entry in entries) else []
     heads = ["running" if words.setup else "utilisation", *setups, "completed", words.rejected, *late]
@@ -75,6 +72,13 @@ def _facet(entries: Sequence[_Entry]) -> str:
         row += [f"{f.completed:,}", f"{f.rejected:,}", *([f"{f.late:,}"] if late else [])]
     return (
         f'<div class="three">{"".join(panels)}</div>'
-        + ("" if words.parts else f'<div class="scroll">{curves}</div>')
+        + ("" if words.parts else f'<div class="scroll">{_curves(entries)}</div>')
         + f'<div class="scroll">{table(columns, cells)}</div>'
     )
+
+
+def _curves(entries: Sequence[_Entry]) -> str:
+    """How many of all jobs were done after which time, a curve for each run."""
+    named, links = [each.name for each in entries], [each.link for each in entries]
+    responses_s, response = [each.story.responses_s for each in entries], entries[0].story.words.response
+    return for_widths(lambda width: cumulative(named, responses_s, response, links, width), 1100.0)

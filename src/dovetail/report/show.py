@@ -11,7 +11,7 @@ from dovetail.core.errors import InputError
 from dovetail.core.journal import open_journal
 from dovetail.report import charts, jobs
 from dovetail.report.collect import Story, collect
-from dovetail.report.document import asset
+from dovetail.report.document import WIDE, asset
 from dovetail.report.gantt import gantt
 from dovetail.report.html import page
 from dovetail.report.lines import line_chart
@@ -48,7 +48,7 @@ def chart_of(chart: Chart) -> str:
 def _responses(story: Story) -> str:
     if not story.responses_s:
         raise InputError(f"{story.name}: no {story.header.words.job} was completed: there is nothing to draw")
-    return standalone(charts.responses(story, f"{story.words.response} times"))
+    return standalone(charts.responses(story, f"{story.words.response} times", WIDE))
 
 
 def standalone(svg: str) -> str:

@@ -26,10 +26,7 @@ _STEP = 0.05  # of the cost of a chain: how far above the best bound a step aims
 _STALE = 8  # steps without a better bound, after which they become shorter
 _SHORTER, _SHORTEST = 0.7, 0.01
 _THOROUGH = 20  # rounds from which on planes follow steps
-_BOX, _LARGEST_BOX = (
-    0.01,
-    1.0,
-)  # how far prices of all that there is of a resource go at once, in units of a chain's cost
+_BOX, _LARGEST_BOX = 0.01, 1.0  # how far prices of all there is of a resource go at once, in units of a chain's cost
 _MOST_PRICE = 1000.0  # of all that there is of a resource, in units of the cost of a chain
 
 
