@@ -482,6 +482,7 @@ _HIDDEN = """() => [document.documentElement, ...document.querySelectorAll(".scr
 _SMALLEST = """() => Math.min(...[...document.querySelectorAll("svg.chart text")]
     .filter(each => each.getClientRects().length)
     .map(each => parseFloat(getComputedStyle(each).fontSize) * each.getScreenCTM().a))"""
+_CHARTS = '() => [...document.querySelectorAll("svg.chart")].filter(each => each.getClientRects().length).length'
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
@@ -504,6 +505,7 @@ def test_every_kind_of_page_fits_a_narrow_screen(browser: Browser, tmp_path: Pat
         assert tab.evaluate("document.documentElement.scrollWidth") <= 400, file.name
         assert tab.evaluate(_HIDDEN) == [], file.name
         assert tab.evaluate(_SMALLEST) >= 9, file.name
+        assert tab.evaluate(_CHARTS) >= (6 if file in pages[:2] else 0), file.name  # without any, none is too small
         tab.close()
     context.close()
 
