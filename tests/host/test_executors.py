@@ -13,6 +13,7 @@ import sys
 import termios
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
 
 import msgspec
@@ -275,6 +276,64 @@ def test_who_starts_programs_may_be_stopped_and_is_replaced(shop: Workshop, monk
     assert shop.ends.get(timeout=PATIENCE_S)[0] == "b"
     (shop.folder / "go").write_text("\n")
     assert shop.end().code == 3
+
+
+def test_who_starts_programs_may_be_stopped_while_many_are_asked_for(shop: Workshop) -> None:
+    """More than its line holds: nobody waits for that, and who was not heard is asked for again."""
+    shop.start("a", "true")
+    assert shop.end().good
+    spawner = shop.executor._spawner._process
+    assert spawner is not None
+    _stop(spawner.pid)
+    told: queue.Queue[bool] = queue.Queue()
+    env = dict(os.environ) | {"MUCH": "x" * 8000}
+    launches = [msgspec.structs.replace(shop.launch(f"b{n}", "sh", "-c", "echo once"), env=env) for n in range(40)]
+
+    def ask() -> int:
+        begun = 0
+        for launch in launches:
+            with suppress(NotNowError):
+                begun += shop.executor.start_soon(launch, told.put)
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr("dovetail.host.live.executors.spawner._STUCK_LIMIT_S", 0.0)
+            shop.executor.replace_stuck()
+        return begun
+
+    with ThreadPoolExecutor() as pool:
+        asked = pool.submit(ask)
+        try:
+            begun = asked.result(timeout=PATIENCE_S)
+        finally:
+            spawner.kill()  # so that nobody waits for it, whatever has come
+    assert 0 < begun < len(launches)
+    assert [told.get(timeout=PATIENCE_S) for _ in range(begun)] == [False] * begun
+    spawner.wait()
+    for launch in launches:
+        shop.executor.start(launch)
+    assert all(shop.end().good for _ in launches)
+    assert {shop.log(launch.run) for launch in launches} == {"once\n"}
+
+
+def test_who_can_wait_for_room_in_the_line_is_started_as_soon_as_there_is_some(shop: Workshop) -> None:
+    shop.start("a", "true")
+    assert shop.end().good
+    spawner, line = shop.executor._spawner._process, shop.executor._spawner._line
+    assert spawner is not None
+    assert line is not None
+    _stop(spawner.pid)
+    told: queue.Queue[bool] = queue.Queue()
+    env = dict(os.environ) | {"MUCH": "x" * 8000}
+    begun = 0
+    with pytest.raises(NotNowError, match="is not started yet"):
+        for begun in range(1000):
+            launch = msgspec.structs.replace(shop.launch(f"b{begun}", "true"), env=env)
+            shop.executor.start_soon(launch, told.put)
+    with ThreadPoolExecutor() as pool:
+        started = pool.submit(shop.executor.start, launch)
+        spawner.send_signal(signal.SIGCONT)
+        started.result(timeout=PATIENCE_S)
+    assert [told.get(timeout=PATIENCE_S) for _ in range(begun)] == [True] * begun
+    assert all(shop.end().good for _ in range(begun + 1))
 
 
 def test_a_parent_that_cannot_begin_says_why(shop: Workshop) -> None:

@@ -120,6 +120,7 @@ class ProcessExecutor:
     def start(self, launch: ProgramLaunch) -> None:
         if self._known(launch):
             return
+        self._spawner.wait_for_room()
         line, groups = self._begin(launch)
         told = self._spawner.wait(line)
         if told:
@@ -171,6 +172,8 @@ class ProcessExecutor:
             order = b""
         try:
             return self._spawner.ask(launch.folder, order), groups
+        except BlockingIOError as error:
+            raise NotNowError(f"{launch.run} is not started yet: too many others are being started") from error
         except ConnectionError as error:
             raise NotNowError(f"{launch.run} is not started yet: {error}") from error
         except OSError as error:

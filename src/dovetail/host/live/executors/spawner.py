@@ -29,7 +29,8 @@ class Spawner:
 
     def ask(self, folder: str, order: bytes) -> int:
         """Begin the shim of a folder, of a program or of what the folder says; gives the pipe that it speaks through,
-        to be read without waiting and closed."""
+        to be read without waiting and closed. BlockingIOError if more was asked for than it has taken: nobody waits for
+        it here, since it may have been stopped."""
         heard, told = os.pipe()
         os.set_blocking(heard, False)
         try:
@@ -40,6 +41,15 @@ class Spawner:
         finally:
             os.close(told)
         return heard
+
+    def wait_for_room(self) -> None:
+        """Until it has taken most of what it was asked for; if it does not, it is replaced."""
+        if (line := self._line) is not None:
+            asked_at, room = time.monotonic(), select.poll()
+            with suppress(ValueError):  # it was closed just now, and the next has room
+                room.register(line, select.POLLOUT)
+                if not room.poll(_STUCK_LIMIT_S * 1000):
+                    self.replace_stuck(asked_at)
 
     def wait(self, line: int) -> bytes:
         """What the shim says first: when its program runs, or nothing, if it has left."""
@@ -70,6 +80,7 @@ class Spawner:
         self._end()
         self._began_at = time.monotonic()
         self._line, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self._line.setblocking(False)
         words, null = [sys.executable, "-I", "-S", shim.__file__], subprocess.DEVNULL
         with theirs:
             self._process = subprocess.Popen(words, stdin=theirs.fileno(), stdout=null, start_new_session=True, cwd="/")
