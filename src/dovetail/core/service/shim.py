@@ -78,7 +78,10 @@ def room(path: str, part: str) -> int:
         os.rename(path + SPARE, part)  # which one process alone can do
     except FileNotFoundError:
         return os.open(part, os.O_WRONLY | os.O_CREAT, 0o600)
-    return os.open(part, os.O_WRONLY)
+    file = os.open(part, os.O_WRONLY)
+    if os.fstat(file).st_size > _ROOM:  # an earlier one had much to say; its end must not stand behind ours
+        os.ftruncate(file, _ROOM)
+    return file
 
 
 def remove(path: str) -> None:
