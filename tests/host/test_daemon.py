@@ -21,7 +21,7 @@ import pytest
 from dovetail.cli import main
 from dovetail.core.engine import replay
 from dovetail.core.errors import DovetailError, InputError
-from dovetail.core.events import Arrived
+from dovetail.core.events import Arrived, Asked
 from dovetail.core.journal import Reader
 from dovetail.core.service import shim
 from dovetail.host import connect, daemon_command, up
@@ -277,6 +277,26 @@ def test_who_submits_before_the_daemon_runs_is_heard_once(tmp_path: Path) -> Non
             running.join(PATIENCE_S)
             arrived = [event.job for _, _, events in store.steps() for event in events if isinstance(event, Arrived)]
     assert sorted(arrived) == ["1.0", "1.1", "10.0", "10.1", "9"]
+
+
+def test_what_was_kept_before_is_heard_of_before_who_asks_for_something_now(tmp_path: Path) -> None:
+    """A daemon that was killed has kept two programs, of which nothing is decided yet: another may wait for the one,
+    and the other be cancelled, before the next daemon runs."""
+    setup, store = set_up(tmp_path, RequestedSettings(groups=False))
+    with store:
+        ProgramBook(tmp_path, store).add([Spec(command=("true",), cwd="/")] * 2)
+        service = Service(tmp_path, setup, store)
+        assert service.submit(Spec(command=("true",), cwd="/", after=("1",))) == ["3"]
+        service._inbox.put(Asked("2", "cancel"))
+        running = threading.Thread(target=service.run, daemon=True)
+        running.start()
+        until(service.idle)
+        states = {row.id: row.state for row in service.listing()}
+        service.close()
+        running.join(PATIENCE_S)
+        events = [event for _, _, events in store.steps() for event in events]
+    assert [event.job for event in events if isinstance(event, Arrived)] == ["1", "2", "3"]
+    assert states == {"1": "completed", "2": "cancelled", "3": "completed"}
 
 
 def test_nothing_of_an_ended_attempt_is_left_in_the_folder(daemon: Daemon) -> None:

@@ -49,6 +49,13 @@ def test_what_is_put_in_while_nobody_looks_ends_the_wait(inbox: LoopInbox, timeo
     assert inbox.take(timeout_s) is None
 
 
+def test_what_happened_before_goes_out_first(inbox: LoopInbox) -> None:
+    inbox.put(Asked("3", "pause"))
+    inbox.put_first([Asked("1", "pause"), Asked("2", "pause")])
+    inbox.put(Asked("4", "pause"))
+    assert inbox.take() == [Asked(job, "pause") for job in "1234"]
+
+
 def test_what_a_file_says_is_taken_in_at_once(inbox: LoopInbox, pipe: tuple[int, int]) -> None:
     read, write = pipe
 

@@ -65,6 +65,12 @@ class LoopInbox(Inbox):
             self._waiting += stimuli
         self._ring()
 
+    def put_first(self, stimuli: Iterable[Stimulus]) -> None:
+        """Add what happened before all that waits here."""
+        with self._changed:
+            self._waiting[:0] = stimuli
+        self._ring()
+
     def close(self) -> None:
         with self._changed:
             self._closed = True

@@ -58,8 +58,8 @@ class Service(UserRequests, Answers):
             elif row.closed_s is not None:
                 self._run_hook(row.program)  # unless it was run
         self._tidy()
-        for job in sorted(self._came_before - self._status.rows.keys(), key=_by_number):
-            self._inbox.put(self._book.specs[job].arrival(job, self.setup.cores))
+        unheard = sorted(self._came_before - self._status.rows.keys(), key=_by_number)
+        self._inbox.put_first([self._book.specs[job].arrival(job, self.setup.cores) for job in unheard])
         sampler = threading.Thread(target=self._sample, name="usage", daemon=True)
         sampler.start()
         try:
