@@ -113,9 +113,31 @@ def test_who_stops_waiting_is_told_that_the_program_goes_on(
     words = ["host", "submit", "--wait", *more, "--state", str(daemon.folder), "--", "sleep", "1000"]
     assert main(words) == 130
     found = capfd.readouterr().err
-    assert f"`dovetail host wait {names}` waits again, `dovetail host cancel {names}` ends" in found
+    words = [f"dovetail host {what} {names} --state {daemon.folder}" for what in ("wait", "cancel")]
+    assert f"`{words[0]}` waits again, `{words[1]}` ends" in found
     assert ("3 programs go on" if more else "program 1 goes on") in found
     assert set(daemon.states().values()) <= {"waiting", "running"}
+
+
+@pytest.mark.parametrize("count", [2, 6])
+def test_who_stops_waiting_for_many_is_shown_no_command_for_some_of_them(
+    daemon: Daemon,
+    tmp_path: Path,
+    capfd: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    count: int,
+) -> None:
+    def interrupted(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(Client, "wait", interrupted)
+    file = tmp_path / "jobs.yaml"
+    file.write_text(f'jobs: [{{name: "a{{n}}", command: sleep 1000, matrix: {{n: {list(range(count))}}}}}]\n')
+    assert main(["host", "submit-jobs", str(file), "--wait", "--state", str(daemon.folder)]) == 130
+    found = capfd.readouterr().err
+    assert f"{count} programs go on: " in found
+    assert (f"`dovetail host cancel 1 2 --state {daemon.folder}` ends them" in found) == (count == 2)
+    assert ("cancel 1" in found) == (count == 2)
 
 
 def test_what_failed_is_not_called_rejected_alone(

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from dovetail.host import LiveProgram
 
 Ids = Annotated[tuple[str, ...], HOST_PROGRAMS, Parameter(consume_multiple=True, negative=())]
+_MOST_NAMES = 5  # in a command that is shown
 
 
 def submit(
@@ -159,7 +160,7 @@ def submit(
     with connect(state) as client:
         numbers = client.submit(*command, **words)
         print("\n".join(numbers), file=sys.stderr if follow else sys.stdout, flush=True)
-        with _saying_that_they_run_on(numbers, numbers[0].partition(".")[0]):
+        with _saying_that_they_run_on(numbers, [numbers[0].partition(".")[0]], state):
             if follow:
                 for piece in client.logs(numbers[0], follow=True):
                     sys.stdout.buffer.write(piece)
@@ -200,22 +201,25 @@ def submit_jobs(
         for name, number in numbers.items():
             print(f"{number} {name}", flush=True)
         all_of = list(numbers.values())
-        with _saying_that_they_run_on(all_of, " ".join(all_of[:5]) + " ..." * (len(all_of) > 5)):
-            return exit_status(client.wait(*numbers.values())) if wait else 0
+        with _saying_that_they_run_on(all_of, all_of, state):
+            return exit_status(client.wait(*all_of)) if wait else 0
 
 
 @contextmanager
-def _saying_that_they_run_on(numbers: Sequence[str], names: str) -> Iterator[None]:
+def _saying_that_they_run_on(numbers: Sequence[str], names: Sequence[str], state: Path | None) -> Iterator[None]:
     """Ctrl-C ends the waiting alone, which is not what everybody expects."""
     try:
         yield
     except KeyboardInterrupt:
         who = f"program {numbers[0]} goes on" if len(numbers) == 1 else f"{len(numbers)} programs go on"
-        print(
-            f"\n{who}: `dovetail host wait {names}` waits again, `dovetail host cancel {names}` ends "
-            f"{'it' if len(numbers) == 1 else 'them'}",
-            file=sys.stderr,
+        words = shlex.join([*names, *(("--state", str(state)) if state else ())])
+        how = (
+            f"`dovetail host wait {words}` waits again, `dovetail host cancel {words}` ends "
+            f"{'it' if len(numbers) == 1 else 'them'}"
         )
+        if len(names) > _MOST_NAMES:  # a part of them would be another command
+            how = "`dovetail host wait` and `dovetail host cancel` take their numbers"
+        print(f"\n{who}: {how}", file=sys.stderr)
         raise
 
 
