@@ -114,6 +114,11 @@ def test_the_combinations_are_the_product(matrix: dict[str, list[int]]) -> None:
         ([{"name": "a", "command": "seq 3 | wc -l"}], r"jobs.0.command: found \| in 'seq 3 \| wc -l', .* shell: true"),
         ([{"name": "a", "command": "make; make test"}], "jobs.0.command: found make; in .* shell: true"),
         ([{"name": "a", "command": "make 2>log.txt"}], "jobs.0.command: found 2>log.txt in .* shell: true"),
+        ([{"name": "a", "command": "make;make test"}], "jobs.0.command: found make;make in .* shell: true"),
+        ([{"name": "a", "command": "make &> log"}], "jobs.0.command: found &> in .* shell: true"),
+        ([{"name": "a", "command": "make &>>log"}], "jobs.0.command: found &>>log in .* shell: true"),
+        ([{"name": "a", "command": "make |& tee log"}], r"jobs.0.command: found \|& in .* shell: true"),
+        ([{"name": "a", "command": "make &&make test"}], "jobs.0.command: found &&make in .* shell: true"),
         ([{"name": "a", "command": "make && make test"}], "jobs.0.command: found && in .* shell: true"),
         (
             [{"name": "a", "command": ["a", "b"], "shell": True}],

@@ -35,7 +35,8 @@ SUFFIXES = (".yaml", ".yml", ".toml", ".json")
 Scalar = str | int | float | bool
 _PLACE = re.compile(r"\{([A-Za-z_][A-Za-z0-9_]*)\}")
 _QUOTED = re.compile(r"\\.|'[^']*'|\"(?:\\.|[^\"\\])*\"", re.DOTALL)
-_FOR_A_SHELL = re.compile(r"\|\|?|&&?|\S*;|<<?\S*|\d?>>?\S*")  # words of their own that only a shell understands
+# Words of their own that only a shell understands.
+_FOR_A_SHELL = re.compile(r"\|[|&]?|&|&&\S*|&>>?\S*|\S*;\S*|<<?\S*|\d?>>?\S*")
 _MOST = 100_000
 
 
