@@ -55,6 +55,53 @@ def test_processors_and_memory_are_written_as_the_kernel_reads_them(
         assert content(tmp_path, "cpuset", "cpuset.mems", version) == "0-1"
 
 
+def test_nobody_is_given_groups_while_somebody_binds_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Who has opened the file before they get another name would bind the next program."""
+    parents = {name: tmp_path / name for name in CONTROLLERS[:3]}
+    for parent in parents.values():
+        parent.mkdir()
+        (parent / "cpuset.mems").write_text("0")
+    groups = Groups(parents, "first")
+    groups.make([0, 1])
+    write = cgroups._write
+    refused: list[BaseException] = []
+
+    def written_late(path: str, text: str) -> None:
+        monkeypatch.setattr(cgroups, "_write", write)
+        with open(path, "w") as file:
+            with pytest.raises(OSError, match="first") as error:
+                groups.renewed("second", [0, 1])
+            refused.append(error.value)
+            file.write(text)
+
+    monkeypatch.setattr(cgroups, "_write", written_late)
+    groups.set_cpus([3])
+    assert len(refused) == 1
+    assert groups.cpus() == {3}
+    second, _ = groups.renewed("second", [0, 1])
+    assert second.cpus() == {0, 1}
+    with pytest.raises(FileNotFoundError):
+        groups.set_cpus([3])
+
+
+def test_processors_that_could_not_be_set_are_set_for_the_next(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    parents = {name: tmp_path / name for name in CONTROLLERS[:3]}
+    for parent in parents.values():
+        parent.mkdir()
+        (parent / "cpuset.mems").write_text("0")
+    groups = Groups(parents, "first")
+    groups.make([0, 1])
+
+    def refused(path: str, text: str) -> None:
+        raise PermissionError(path)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(cgroups, "_write", refused)
+        with pytest.raises(PermissionError):
+            groups.set_cpus([3])
+    assert groups.renewed("second", [3])[0].cpus() == {3}
+
+
 def test_freezing_waits_until_it_is_so_or_says_what_does_not_happen(
     groups: Groups, tmp_path: Path, version: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -7,6 +7,7 @@ Memory is limited where the kernel has a controller for it, and not elsewhere.
 from __future__ import annotations
 
 import os
+import threading
 import time
 from collections.abc import Callable, Container, Iterable, Sequence
 from contextlib import suppress
@@ -73,6 +74,7 @@ class Groups:
         self._at = {controller: f"{parent}/{name}" for controller, parent in parents.items()}
         self._version_2 = "" in parents
         self._bound: str | None = None  # the processors that they were last given, if we have done that
+        self._binding = threading.Lock()  # while somebody does
         self.renewable = False  # whether another program can have them: they limit nothing, and never froze anybody
 
     def _file(self, controller: str, name: str) -> Path:
@@ -113,6 +115,14 @@ class Groups:
         """They for another program, nobody being inside: that costs a tenth of making and removing some. These here are
         gone then, so that who still means to pause or to bind the program that had them finds nothing. Whoever began to
         before may still do it: then nobody has them any more, and OSError is raised."""
+        if not self._binding.acquire(blocking=False):
+            raise BlockingIOError(f"{self._at['cpuset']} is being bound")
+        try:
+            return self._renewed(name, cpus)
+        finally:
+            self._binding.release()
+
+    def _renewed(self, name: str, cpus: Sequence[int]) -> tuple[Groups, tuple[str, ...]]:
         groups = Groups({}, "")
         groups._at = {each: f"{self._at[each].rpartition('/')[0]}/{name}" for each in _NEEDED}
         groups._bound, groups.renewable = self._bound, True
@@ -160,8 +170,10 @@ class Groups:
         return False
 
     def set_cpus(self, cpus: Sequence[int]) -> None:
-        self._bound = cpu_list(cpus)
-        _write(self._path("cpuset", "cpuset.cpus"), self._bound)
+        with self._binding:
+            self._bound = None
+            _write(self._path("cpuset", "cpuset.cpus"), text := cpu_list(cpus))
+            self._bound = text
 
     def cpus(self) -> frozenset[int]:
         return parse_cpus(self._file("cpuset", "cpuset.cpus").read_text())
