@@ -293,6 +293,20 @@ def test_what_is_left_goes_only_when_the_end_is_kept(bench: Bench) -> None:
     assert cleaned == ["a-1"]
 
 
+def test_who_decides_removes_no_folder(bench: Bench) -> None:
+    """One that the next program cannot have is left to who may wait for the disk."""
+    bench.reconciler.carry([bench.start("a", 0)], 0.0)
+    until(lambda: _there(bench, "a", "running", 0))
+    (bench.folder / "a-1" / "control" / "its own").write_text("left behind")
+    bench.reconciler.ended("a-1", Exit(code=0))
+    bench.reconciler.kept("a")
+    bench.reconciler.carry([bench.start("b", 0)], 0.0)
+    assert len(list(bench.folder.glob("over-*/control/its own"))) == 1
+    until(lambda: _there(bench, "b", "running", 0))
+    bench.reconciler.clean()
+    assert [path.name for path in bench.folder.iterdir()] == ["b-1"]
+
+
 def test_an_engine_that_does_not_answer_holds_nobody_else_up(bench: Bench) -> None:
     tried: set[str] = set()
 

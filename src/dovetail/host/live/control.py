@@ -100,6 +100,7 @@ class Control:
     def __init__(self) -> None:
         self._lines: dict[str, AgentLine] = {}
         self._spare: list[AgentLine] = []  # of programs that have ended
+        self._rubbish: list[str] = []  # folders that nobody needs
         self._numbers = count()
         self._heard = threading.Condition()
         self._selector = selectors.EpollSelector()
@@ -181,9 +182,10 @@ class Control:
     def line(self, run: str) -> AgentLine | None:
         return self._lines.get(run)
 
-    def close(self, run: str, reuse: bool = False) -> None:
+    def close(self, run: str, reuse: bool = False, may_wait: bool = True) -> None:
         """Remove the folder of a program that has ended, or keep it for another. It gets a name that nobody knows
-        first: who was asked to start the program before, and comes only now, finds nothing."""
+        first: who was asked to start the program before, and comes only now, finds nothing. Who may not wait for a disk
+        leaves what is to be removed to `sweep`."""
         with self._heard:
             line = self._lines.pop(run, None)
             if line is None:
@@ -200,7 +202,15 @@ class Control:
         with self._heard:
             self._selector.unregister(line.listener)
             line.listener.close()
-        shutil.rmtree(line.home, ignore_errors=True)
+        self._rubbish.append(line.home)
+        if may_wait:
+            self.sweep()
+
+    def sweep(self) -> None:
+        """Remove the folders that were left to be."""
+        with suppress(IndexError):
+            while True:
+                shutil.rmtree(self._rubbish.pop(), ignore_errors=True)
 
     def close_all(self) -> None:
         """Stop listening; the folders stay, for the next daemon."""
@@ -209,8 +219,8 @@ class Control:
         for line in (*self._lines.values(), *self._spare):
             self._drop(line)
             line.listener.close()
-        for line in self._spare:
-            shutil.rmtree(line.home, ignore_errors=True)
+        self._rubbish += [line.home for line in self._spare]
+        self.sweep()
         self._lines.clear()
         self._spare.clear()
         self._selector.close()

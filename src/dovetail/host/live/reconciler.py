@@ -217,6 +217,7 @@ class Reconciler:
         """Now and then, by a thread that may wait: remove what is left of those whose ends are kept."""
         with self._lock:
             over, self._over = self._over, []
+        self._control.sweep()
         for attempt in over:
             if not attempt.launch.image:
                 self._clean(attempt)
@@ -227,16 +228,16 @@ class Reconciler:
         """Clean the last away, if nobody has to wait for that: the next has its folder, which is less work than a new
         one."""
         if self._over[-1].executor.is_clean(self._over[-1].launch):
-            self._clean(self._over.pop())
+            self._clean(self._over.pop(), may_wait=False)
 
-    def _clean(self, attempt: Attempt) -> None:
+    def _clean(self, attempt: Attempt, may_wait: bool = True) -> None:
         with suppress(ExecutorError, TimeoutError):  # it is tidied up at the next start
             is_clean = False
             try:
                 attempt.executor.clean(attempt.launch)
                 is_clean = True
             finally:
-                self._control.close(attempt.run, reuse=is_clean and not attempt.launch.image)
+                self._control.close(attempt.run, reuse=is_clean and not attempt.launch.image, may_wait=may_wait)
 
     # --- one program at a time -------------------------------------------------------------------------------
 
