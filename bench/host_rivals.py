@@ -138,18 +138,21 @@ def main() -> None:
     argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter).parse_args()
     found = {name: {str(cores): compare(cores, options) for cores in CORES} for name, options in WAYS.items()}
     worst = {
-        name: {
-            kind: min(
-                ratio["makespan"]
-                for each in by_cores.values()
-                for family, ratio in each.items()
-                if family.startswith(f"{kind},")
-            )
-            for kind in KINDS
+        figure: {
+            name: {
+                kind: min(
+                    ratio[figure]
+                    for each in by_cores.values()
+                    for family, ratio in each.items()
+                    if family.startswith(f"{kind},")
+                )
+                for kind in KINDS
+            }
+            for name, by_cores in found.items()
         }
-        for name, by_cores in found.items()
+        for figure in ("makespan", "turnaround")
     }
-    show({"worst_makespan": worst, "by_cores": found})
+    show({"worst_makespan": worst["makespan"], "worst_turnaround": worst["turnaround"], "by_cores": found})
 
 
 if __name__ == "__main__":

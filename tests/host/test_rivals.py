@@ -11,17 +11,35 @@ from bench.host_rivals import CORES, KINDS, Rival, by_people, by_us, compare, in
 
 ENOUGH = 0.97
 # Where the default loses time to the best way: the last of a batch is left alone on one core, or programs that would be
-# twice as fast on two cores are few. The page says so, and which option does not lose there.
+# faster on all idle cores have the one that they asked for. The page says so, and which option does not lose there.
 LEFT_ALONE = {"one thread, equal, one more", "linear, equal, one more"}
+LATER = {f"linear, {how}" for how in ("equal, even", "equal, one more", "short then long", "long then short")} | {
+    "linear, over time",
+    "one thread, long then short",
+}
 
 
-def lost(cores: int, **options: Any) -> set[str]:
-    return {name for name, ratio in compare(cores, options).items() if ratio["makespan"] < ENOUGH}
+def lost(cores: int, figure: str = "makespan", enough: float = ENOUGH, **options: Any) -> set[str]:
+    return {name for name, ratio in compare(cores, options).items() if ratio[figure] < enough}
 
 
 @pytest.mark.parametrize("cores", CORES)
 def test_the_default_loses_to_no_way_but_where_one_is_left_alone(cores: int) -> None:
+    """Of those that scale and come over time a little: the last would be faster on more cores."""
     assert lost(cores) - {"linear, over time"} == LEFT_ALONE
+    assert compare(cores)["linear, over time"]["makespan"] > 0.96
+
+
+@pytest.mark.parametrize("cores", CORES)
+def test_the_default_loses_turnaround_only_where_programs_scale_or_the_long_come_first(cores: int) -> None:
+    assert lost(cores, "turnaround") == LATER
+    assert lost(cores, "turnaround", 0.8) == {"linear, over time"}
+
+
+@pytest.mark.parametrize("cores", CORES)
+@pytest.mark.parametrize("assign", ["max_prop", "efficient"])
+def test_who_gives_idle_cores_to_those_who_run_loses_less_turnaround(cores: int, assign: str) -> None:
+    assert lost(cores, "turnaround", 0.8, assign=assign) == set()
 
 
 @pytest.mark.parametrize("cores", CORES)
