@@ -1,7 +1,7 @@
 # `make help` lists the targets. Each one sets up what it needs in .venv first.
 
 PYTHON ?= python3
-JOBS ?= 2
+JOBS ?= 3
 BIN := .venv/bin
 OF ?= core solve workflow pipeline
 COUNT ?= 60
