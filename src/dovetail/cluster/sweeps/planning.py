@@ -45,7 +45,7 @@ def plan(
     `max_runs` plans are simulated at most, once for every seed.
 
     >>> from dovetail import cluster
-    >>> found = cluster.plan(cluster.load(cluster="a100=4,l4=4", jobs=12), p95=120 * 3600, minimise="accelerators")
+    >>> found = cluster.plan(cluster.load(cluster="a100=4,l4=4", jobs=12), p95=60 * 3600, minimise="accelerators")
     >>> found.plan.counts, found.exact
     ({'a100': 2, 'l4': 0}, True)
     """
