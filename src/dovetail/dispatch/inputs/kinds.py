@@ -18,6 +18,7 @@ from msgspec import Struct
 from torch import Tensor
 
 from dovetail.core.errors import InputError, check_functions
+from dovetail.dispatch.inputs.host_memory import with_large_pages
 
 
 def _equal(first: Any, other: Any) -> bool:
@@ -169,12 +170,12 @@ def _room(tensor: Tensor, dim: int, total: int, device: torch.device | None) -> 
     shape[dim] = total
     where = device or tensor.device
     if tensor.is_contiguous():
-        return torch.empty(shape, dtype=tensor.dtype, device=where)
+        return with_large_pages(torch.empty(shape, dtype=tensor.dtype, device=where))
     dense = torch.empty_like(tensor, device="meta").stride()
     strides, step = [1] * tensor.ndim, 1
     for i in sorted(range(tensor.ndim), key=lambda i: (dense[i], -i)):
         strides[i], step = step, step * max(shape[i], 1)
-    return torch.empty_strided(shape, strides, dtype=tensor.dtype, device=where)
+    return with_large_pages(torch.empty_strided(shape, strides, dtype=tensor.dtype, device=where))
 
 
 def _put(room: Tensor, dim: int, start: int, part: Tensor) -> bool:

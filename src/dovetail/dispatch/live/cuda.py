@@ -22,12 +22,13 @@ from torch import Tensor
 from dovetail.core.errors import is_out_of_memory
 from dovetail.dispatch.chunk import Chunk
 from dovetail.dispatch.inputs.devices import NodeDevice
+from dovetail.dispatch.inputs.host_memory import populate
 from dovetail.dispatch.inputs.trees import leaves, mapped
 from dovetail.dispatch.live.assembly import Preallocated
 from dovetail.dispatch.live.batch_run import BatchRun
 from dovetail.dispatch.live.card import Card
 from dovetail.dispatch.live.input_changes import called_again
-from dovetail.dispatch.live.staging import Returning, StagingPool, is_staged, pinned_pool, populate
+from dovetail.dispatch.live.staging import Returning, StagingPool, is_staged, pinned_pool
 from dovetail.dispatch.live.torch_threads import usable_cores, use_torch_threads
 from dovetail.dispatch.live.worker import Ended
 

@@ -7,7 +7,6 @@ a tensor goes piece by piece, and while one piece is on its way the host copies 
 
 from __future__ import annotations
 
-import ctypes
 import os
 from collections import deque
 from collections.abc import Callable, Iterator
@@ -20,12 +19,11 @@ import torch
 from torch import Tensor
 
 from dovetail.core.errors import InputError
+from dovetail.dispatch.inputs.host_memory import populate, with_large_pages
 
-BLOCK_BYTES = 16 << 20  # 0.3 ms of a fast bus: long beside what a copy costs to begin
+BLOCK_BYTES = 32 << 20  # 0.6 ms of a fast bus: long beside what a copy costs to begin
 SHARE = 128  # of the machine's memory, the part that may be pinned
 LEAST_BYTES = 64 << 20
-_MUCH = 1 << 20  # bytes, below which memory comes soon enough by itself
-_POPULATE_WRITE = 23  # of Linux' madvise
 _AHEAD = 4  # pieces on their way: more would only take more blocks
 
 
@@ -192,7 +190,7 @@ class Returning:
 
     def make_room(self) -> None:
         """Make the tensor that `own` gives, while it is on its way."""
-        self._room = torch.empty_like(self._tensor, device="cpu", requires_grad=False)
+        self._room = with_large_pages(torch.empty_like(self._tensor, device="cpu", requires_grad=False))
         populate(self._room)
 
     def own(self) -> Tensor:
@@ -210,24 +208,6 @@ class Returning:
         for block in self._blocks:
             self._pool.give_back(block, None if done else self._mark)
         self._blocks = []
-
-
-def populate(place: Tensor) -> None:
-    """Have the system give a tensor of the host its memory now, while one waits anyway, and not at the first write.
-
-    What is there already stays as it is; where the system cannot do it, nothing happens.
-    """
-    size = place.numel() * place.element_size()
-    if size < _MUCH or not place.is_contiguous() or (madvise := _madvise()) is None:
-        return
-    page = os.sysconf("SC_PAGE_SIZE")
-    start = -(-place.data_ptr() // page) * page
-    madvise(ctypes.c_void_p(start), ctypes.c_size_t((place.data_ptr() + size) // page * page - start), _POPULATE_WRITE)
-
-
-@cache
-def _madvise() -> Any:
-    return getattr(ctypes.CDLL(None), "madvise", None) if os.uname().sysname == "Linux" else None
 
 
 def is_staged(tensor: Any) -> bool:
