@@ -103,3 +103,22 @@ def test_a_card_is_tried_without_the_processor_that_was_in_its_way(rate: float, 
     alone = [way.serving == (0,) for way in ways]
     assert any(alone[:8]), ways
     assert all(alone[8:]) if alone_s < 0.13 else sum(alone) <= 6, ways  # who lost is looked at again, seldom
+
+
+@pytest.mark.parametrize(
+    ("call_s", "sizes"),
+    [
+        (1e-6, [512, 512, 512, 256, 128, 64, 64]),  # nothing hides the last chunks: the smaller the better
+        (1e-2, [512, 512, 512, 512]),  # each call costs more than what it would hide
+    ],
+)
+def test_the_last_of_overlapping_chunks_are_small_where_calls_cost_little(call_s: float, sizes: list[int]) -> None:
+    state = DeviceState("card", Curve([(n, call_s + n * 1e-5) for n in (64, 512, 2048)]), slots=3)
+    state.cuts = 4
+    cursor, found = LocalCursor(0, 2048), []
+    scheduler = ChunkScheduler(cursor, FinishTogether(), [state], total=2048, backup=False)
+    while (chunk := scheduler.take(0, 0.0)) is not None:
+        found.append(len(chunk))
+        scheduler.claim(chunk)
+        scheduler.done(chunk, 0.0, 1.0)
+    assert found == sizes

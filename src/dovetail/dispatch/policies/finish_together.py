@@ -15,7 +15,7 @@ _PIECES = (2, 3, 4, 8)  # into how many more calls a share may be cut
 _CAREFUL = 0.2  # of the time left, for a first chunk that shows whether a curve still holds
 _DETOUR = 0.02  # of the time left, which such a chunk may cost
 _LARGER = 2  # than the largest that was measured: so far a curve is trusted to go on straight
-_LAST = 1.5  # chunks: what is left for the last two, of which the second is smaller
+_LAST = 1.5  # chunks: what is left for the last ones, each half of what is left
 _CHEAP = 0.4  # of the time of a chunk, for a quarter of it
 _CLOSE = 1e-3  # of the time left; nearer is below what a chunk's time varies
 
@@ -53,7 +53,7 @@ class FinishTogether:
         rate, longest_s = _together(view)
         most = _most(me, view.total, rate)
         if me.cuts and sum(state.serves for state in view.devices) == 1:
-            return int(min(_overlapping(me, most, remaining), me.limit))
+            return ceil(min(_overlapping(me, most, remaining), me.limit))
         if remaining > _PLENTY * rate * longest_s:
             return min(self._early(me, remaining / rate), most)
         end_s = finish_s(view)
@@ -124,10 +124,10 @@ def _most(state: DeviceState, total: float, rate: float) -> int:
 
 
 def _overlapping(state: DeviceState, most: int, remaining: float) -> float:
-    """Chunks of one size, and less in the last one if a small call costs little: nothing hides what it takes."""
+    """Chunks of one size; at the end, if a small call costs little, halves of what is left: nothing hides the last."""
     if remaining >= _LAST * most or state.call_s(most / 4) > _CHEAP * state.call_s(most):
         return min(most, remaining)
-    return remaining if remaining <= most / 3 else 0.75 * remaining
+    return remaining if remaining <= most / 6 else remaining / 2
 
 
 def _careful(n: int, me: DeviceState, view: View) -> int:
