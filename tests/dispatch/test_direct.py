@@ -11,10 +11,12 @@ import pandas
 import pytest
 import torch
 
+from dovetail.core.errors import InputError
 from dovetail.dispatch import Dispatcher, Slices
 from dovetail.dispatch.chunk import InputChangedError
+from dovetail.dispatch.inputs.batch import TensorBatch
 from dovetail.dispatch.inputs.devices import NodeDevice as Device
-from dovetail.dispatch.live.direct import DirectCalls
+from dovetail.dispatch.live.direct import DirectCalls, OneCall
 from dovetail.dispatch.policies.floor import ONE_CALL
 from dovetail.dispatch.policies.one_cpu import OneCpuFloor
 from tests.waiting import until
@@ -170,3 +172,49 @@ def test_long_calls_are_compared_and_looked_at_again() -> None:
     floor.ended(ONE_CALL, 100, 0.5, 0.4)
     floor.ended(ONE_CALL, 100, 0.5, 0.4)
     assert floor.is_sure(ONE_CALL, 100)
+
+
+@pytest.mark.usefixtures("all_short")
+def test_tensors_like_one_that_came_before_are_told_from_those_that_only_look_like_it() -> None:
+    """What is remembered of a tensor holds for its shape, type, place and layout, and for no subclass."""
+    calls: list[Any] = []
+
+    def seen(batch: Any) -> Any:
+        calls.append(batch)
+        return batch
+
+    class Marked(torch.Tensor):
+        pass
+
+    x = torch.arange(40.0)
+    others = [
+        torch.arange(40),
+        torch.arange(80.0),
+        torch.rand(40, 2),
+        x.as_subclass(Marked),
+        torch.rand(40).to_sparse(),
+    ]
+    with Dispatcher(seen, TWO, cache=False) as dispatcher:
+        warm(dispatcher, x)
+        for batch in (x, *others, x):
+            found = dispatcher.run(batch)
+            assert type(found) is type(batch)
+            assert found.dtype is batch.dtype
+            assert found.layout is batch.layout
+            assert torch.equal(found.to_dense(), batch.to_dense())
+            assert dispatcher.report.items == len(batch)
+        calls.clear()
+        dispatcher.run(x)
+        assert calls[0] is x
+        assert dispatcher.recorded.metrics["way"] == dispatcher.report.way == "one call on a"
+        with pytest.raises(InputError, match="nested"):
+            dispatcher.run(torch.nested.nested_tensor([torch.ones(2), torch.ones(3)], layout=torch.jagged))
+
+
+def test_shapes_that_were_met_are_not_kept_without_end() -> None:
+    calls = DirectCalls()
+    for items in range(1, 200):
+        x = torch.zeros(items)
+        calls.meet(TensorBatch(x), "form", 0)
+        assert calls.met(x) == OneCall("form", 0, items, ONE_CALL)
+    assert len(calls._met) <= 64

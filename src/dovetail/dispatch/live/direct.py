@@ -7,11 +7,12 @@ from collections.abc import Callable, Mapping
 from math import inf
 from time import perf_counter, process_time
 from types import MappingProxyType
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
+from torch import Tensor
 
-from dovetail.dispatch.inputs.batch import Slices, Source, WholeBatch
+from dovetail.dispatch.inputs.batch import Slices, Source, TensorBatch, WholeBatch
 from dovetail.dispatch.inputs.cursor import LocalCursor
 from dovetail.dispatch.inputs.devices import NodeDevice, of_one_cpu
 from dovetail.dispatch.live.batch_run import BatchRun, home_of
@@ -25,6 +26,7 @@ _SHORT_S = 2e-3  # a call that takes less is not shared: to wake other threads a
 _LONG = 4  # times that: such a call is not short
 _TIMES = 3  # so often: it is not short any more
 _LOOK_AGAIN = 64  # calls, after which other ways are compared again
+_MET = 64  # shapes of tensors that are remembered
 _NONE = (-1, 0.0)
 _LARGER = 4  # times the largest chunk that a device has done: so large a batch may fit it as well
 ONE_CPU: Mapping[torch.device | None, int] = MappingProxyType({None: 0, torch.device("cpu"): 0})
@@ -35,6 +37,15 @@ class DirectCallError(Exception):
 
     def __init__(self, begun_s: float, error: Exception) -> None:
         self.begun_s, self.error = begun_s, error
+
+
+class OneCall(NamedTuple):
+    """What must be known of a batch to do it with one call on the device `at`."""
+
+    form: Any
+    at: int
+    items: int
+    way: Way
 
 
 class DirectCalls:
@@ -55,6 +66,22 @@ class DirectCalls:
         self._short: dict[Any, tuple[int, float]] = {}  # by form: items, and more seconds than they should take
         self._sure: dict[tuple[Any, int], int] = {}  # by form and items (about): calls left
         self._slow: Counter[Any] = Counter()
+        self._met: dict[Any, OneCall] = {}  # tensors like one that came before
+
+    def met(self, batch: Any) -> OneCall | None:
+        """What is known of a tensor because one like it came before."""
+        if type(batch) is not Tensor or batch.is_nested:
+            return None
+        return self._met.get((batch.shape, batch.dtype, batch.device, batch.layout))
+
+    def meet(self, source: Source, form: Any, at: int) -> OneCall:
+        """The call of a batch; if that is a tensor, those like it are known from now on."""
+        once = OneCall(form, at, source.total or 0, Way((at,), whole=True))
+        if isinstance(source, TensorBatch) and type(tensor := source.tensor) is Tensor:
+            if len(self._met) >= _MET:
+                self._met.clear()
+            self._met[tensor.shape, tensor.dtype, tensor.device, tensor.layout] = once
+        return once
 
     def device_of(self, source: Source) -> int | None:
         """The device that has a batch, all of it, so that the caller can call the function with it."""
@@ -88,17 +115,17 @@ class DirectCalls:
     def call(
         self,
         function: Callable[..., Any],
-        source: Any,
-        form: Any,
+        once: OneCall,
         floor: Floor,
-        way: Way,
+        source: Source | None,
         args: tuple[Any, ...],
         kwargs: dict[str, Any],
     ) -> tuple[Any, float, float]:
         """The result, and when the call began and ended."""
+        form, _, items, way = once
         if isinstance(source, Slices):
-            args = (source.slice(0, source.total),)
-        items, is_short = source.total, self.is_short(form, source.total)
+            args = (source.slice(0, items),)
+        is_short = self.is_short(form, items)
         begun_s, cpu_s = perf_counter(), process_time()
         try:
             result = function(*args, **kwargs)
@@ -156,8 +183,9 @@ def direct_calls(own: Any, given: Any) -> DirectCalls | None:
     return DirectCalls(-1 if size is None else size or inf, few)
 
 
-def report_once(own: Any, way: Way, form: Any, items: int, begun_s: float, ended_s: float) -> BatchReport:
+def report_once(own: Any, once: OneCall, begun_s: float, ended_s: float) -> BatchReport:
     """The report of a batch that a dispatcher did so."""
+    form, _, items, way = once
     scheduler = ChunkScheduler(LocalCursor(0, 0), own.policy, own.tuning.states(form), total=items)
     scheduler.rows.append((way.serving[0], 0, items, begun_s, ended_s, 1, "done"))
     return report_of(scheduler, own.names, begun_s, ended_s, way=way.told(own.names))

@@ -24,7 +24,7 @@ from dovetail.dispatch.live.arguments import check_cursor, check_options, check_
 from dovetail.dispatch.live.assembly import BatchOutput, Preallocated, output_for
 from dovetail.dispatch.live.batch_run import NOWHERE, BatchRun, Calling, Hook, Modes, home_of, placed_on
 from dovetail.dispatch.live.compiled import CompiledSizes, is_compiled
-from dovetail.dispatch.live.direct import DirectCallError, DirectCalls, direct_calls, once_on, report_once
+from dovetail.dispatch.live.direct import DirectCallError, DirectCalls, OneCall, direct_calls, once_on, report_once
 from dovetail.dispatch.live.errors import Failure
 from dovetail.dispatch.live.input_changes import copy_of
 from dovetail.dispatch.live.joining import Join
@@ -172,12 +172,16 @@ class Dispatcher:
 
     def run(self, *args: Any, **kwargs: Any) -> Any:
         """The function's result for the whole batch, in order. Several arguments are cut alike."""
-        if self._direct is None:
+        if (direct := self._direct) is None:
             return self.attempt(*args, **kwargs).unwrap()
+        once = direct.met(args[0]) if len(args) == 1 and not kwargs else None
+        if once is not None and direct.take(once.form, once.items):
+            return self._call_once(direct, once, None, args, kwargs).unwrap()
         source, spread = self._source(args, kwargs)
-        form, at = form_of(source, self.dim), self._direct.device_of(source)
-        if at is not None and self._direct.take(form, source.total or 0):
-            return self._call_once(self._direct, at, source, form, args, kwargs).unwrap()
+        form, at = form_of(source, self.dim), direct.device_of(source)
+        if at is not None and direct.take(form, source.total or 0):
+            once = direct.meet(source, form, at)
+            return self._call_once(direct, once, source, args, kwargs).unwrap()
         return self._attempt(source, spread, form, args, kwargs).unwrap()
 
     def attempt(
@@ -301,7 +305,7 @@ class Dispatcher:
         way = self._way(source, form, states, at) if cursor is None and resume is None else None
         one = None if at is None else Way((at,), whole=True)
         if direct and at is not None and one and way == one and (direct.is_timed or floor.is_sure(one, items)):
-            outcome = self._call_once(direct, at, source, form, args, kwargs)
+            outcome = self._call_once(direct, direct.meet(source, form, at), source, args, kwargs)
             if floor.decided and floor.is_sure(one, items):
                 direct.sure(form, items)
             return outcome
@@ -374,21 +378,26 @@ class Dispatcher:
         return self.tuning.floor(form).choose(states, source.total, once if again else [], copied)
 
     def _call_once(
-        self, direct: DirectCalls, at: int, source: Any, form: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
+        self, direct: DirectCalls, once: OneCall, source: Source | None, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> BatchOutcome:
-        """One call on the caller's thread, with nothing around it; if it fails, the engine goes on from there."""
+        """One call on the caller's thread, with nothing around it; if it fails, the engine goes on from there.
+
+        A large call empties the caches, and whatever stands around it then costs several times as much: it is little.
+        """
         self.pool.refuse_inside()
-        call, floor, way = self.function(self.devices[at]), self.tuning.floor(form), Way((at,), whole=True)
+        form, call = once.form, self.function(self.devices[once.at])
         try:
-            result, begun_s, ended_s = direct.call(call, source, form, floor, way, args, kwargs)
+            result, begun_s, ended_s = direct.call(call, once, self.tuning.floor(form), source, args, kwargs)
         except DirectCallError as failed:
+            if source is None:
+                source, _ = self._source(args, kwargs)
             states = self.tuning.states(form)
-            states[at].whole = True
+            states[once.at].whole = True
             run = self._batch_run(source, self._output(source), len(args) != 1 or bool(kwargs), states)
-            if not run.begin_failed(at, failed.begun_s, failed.error):
+            if not run.begin_failed(once.at, failed.begun_s, failed.error):
                 self._carry_out(run)
             return self._outcome(run, form, whole=True)
-        self._latest = partial(report_once, self, way, form, source.total, begun_s, ended_s)
+        self._latest = partial(report_once, self, once, begun_s, ended_s)
         self._recorded = partial(run_of, NOWHERE, self._latest, self.policy_name)
         return BatchOutcome(result, [], [], self._latest, None, self._recorded)
 
