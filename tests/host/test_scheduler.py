@@ -435,7 +435,7 @@ def test_strict_lends_idle_cores_to_who_said_that_it_can_use_them_until_somebody
     host = scheduler()
     orders = host.handle([arrive("a", 2, most=6), arrive("b", 1)], 0.0)
     assert told(orders) == ["start a 6", "start b 1"]
-    assert whys(orders, Start) == ["2 asked, 4 lent while idle", "1 of 1 asked"]
+    assert whys(orders, Start) == ["6, of which 4 lent while idle", "1 of 1 asked"]
     orders = host.handle([arrive("c", 4)], 1.0)
     assert told(orders) == ["resize a 3", "start c 4"]  # one is still idle
     assert told(host.handle([arrive("d", 2)], 2.0)) == ["defer d"]  # what was asked for is never taken

@@ -63,4 +63,4 @@ class Strict(Assignment):
 
     def reason(self, program: Program, cores: int, view: MachineView) -> str:
         lent = cores - program.asked
-        return f"{program.asked} asked, {lent} lent while idle" if lent > 0 else f"{cores} of {program.asked} asked"
+        return f"{cores}, of which {lent} lent while idle" if lent > 0 else f"{cores} of {program.asked} asked"
