@@ -15,7 +15,11 @@ from dovetail.core.events import Arrived, Asked, Measured
 from dovetail.host.check import CODES, check_journal
 from dovetail.host.inputs.workload import Workload
 from dovetail.host.options import HostOptions
-from dovetail.host.program import program_graph
+from dovetail.host.policies import MachineView
+from dovetail.host.policies.fcfs import FirstComeFirstServed
+from dovetail.host.policies.strict import Strict
+from dovetail.host.program import Program, program_graph
+from dovetail.host.scheduler import Policies
 from dovetail.host.simulate import record
 
 Lines = list[dict[str, Any]]
@@ -213,6 +217,33 @@ def test_nobody_may_wait_for_an_idle_machine(tmp_path: Path, assign: str) -> Non
     lines = [json.loads(line) for line in path.read_text().splitlines()]
     never = lines[1] | {"k": "rejected", "job": "a", "why": "nothing lets it start"}
     assert "idle" in found(path, [*lines[:2], never | {"n": 2, "t": 1.0}])
+
+
+class _KeepsAll(Strict):
+    """Who was lent cores has them to its end."""
+
+    def keeps(self, program: Program, view: MachineView) -> int:
+        return self.most(program, view)
+
+
+class _LendsNothing(Strict):
+    def spread(self, view: MachineView) -> dict[str, int]:
+        return view.widths
+
+
+@pytest.mark.parametrize("assign", [_KeepsAll, _LendsNothing])
+def test_strict_gives_lent_cores_back_and_leaves_none_idle_that_can_be_lent(
+    tmp_path: Path, assign: type[Strict]
+) -> None:
+    arrivals = (
+        (0.0, Arrived("a", "p", (80.0,), facts={"cores": 2, "most": 8})),
+        (1.0, Arrived("b", "p", (80.0,), facts={"cores": 6})),
+    )
+    workload = Workload(8, arrivals, {"p": program_graph("p", 8)})
+    for chosen, code in ((Strict, set[str]()), (assign, {"idle"})):
+        path = tmp_path / f"{chosen.__name__}.jsonl"
+        record(workload, HostOptions(), path, Policies(FirstComeFirstServed(), chosen()))
+        assert set(check_journal(path).faults_by_code) == code
 
 
 def test_a_live_run_may_still_be_under_way(tmp_path: Path) -> None:

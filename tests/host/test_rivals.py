@@ -8,6 +8,12 @@ from typing import Any
 import pytest
 
 from bench.host_rivals import CORES, KINDS, Rival, by_people, by_us, compare, in_pool
+from dovetail.core.events import Arrived
+from dovetail.core.tasks import TaskGraph
+from dovetail.host.inputs.workload import Workload
+from dovetail.host.options import HostOptions
+from dovetail.host.program import program_graph
+from dovetail.host.simulate import run
 
 ENOUGH = 0.97
 # Where the default loses time to the best way: the last of a batch is left alone on one core, or programs that would be
@@ -19,8 +25,8 @@ LATER = {f"linear, {how}" for how in ("equal, even", "equal, one more", "short t
 }
 
 
-def lost(cores: int, figure: str = "makespan", enough: float = ENOUGH, **options: Any) -> set[str]:
-    return {name for name, ratio in compare(cores, options).items() if ratio[figure] < enough}
+def lost(cores: int, figure: str = "makespan", enough: float = ENOUGH, able: bool = False, **options: Any) -> set[str]:
+    return {name for name, ratio in compare(cores, options, able).items() if ratio[figure] < enough}
 
 
 @pytest.mark.parametrize("cores", CORES)
@@ -34,6 +40,41 @@ def test_the_default_loses_to_no_way_but_where_one_is_left_alone(cores: int) -> 
 def test_the_default_loses_turnaround_only_where_programs_scale_or_the_long_come_first(cores: int) -> None:
     assert lost(cores, "turnaround") == LATER
     assert lost(cores, "turnaround", 0.8) == {"linear, over time"}
+
+
+@pytest.mark.parametrize("cores", CORES)
+def test_the_default_lends_idle_cores_to_programs_that_say_they_can_use_them(cores: int) -> None:
+    """What is left is no matter of idle cores: the last of one thread, and fewer at a time on more cores each."""
+    assert lost(cores, able=True) == {"one thread, equal, one more"}
+    assert lost(cores, "turnaround", 0.8, able=True) == set()
+    able = compare(cores, able=True)
+    for name, ratio in compare(cores).items():
+        assert able[name]["makespan"] >= ratio["makespan"]
+        assert able[name]["turnaround"] >= ratio["turnaround"]
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_nobody_ends_later_because_idle_cores_are_lent(seed: int) -> None:
+    """First come, first served: each program of any width, whatever it and the others say that they can use."""
+    rng = random.Random(seed)
+    cores = rng.randint(1, 12)
+    graphs: dict[str, TaskGraph] = {"p": program_graph("p", cores)}
+    plain: list[tuple[float, Arrived]] = []
+    able: list[tuple[float, Arrived]] = []
+    for i in range(rng.randint(1, 40)):
+        asked, (text, _) = rng.randint(1, cores), rng.choice(list(KINDS.values()))
+        facts = {"cores": asked, "curve": text, "malleable": rng.random() < 0.8}
+        at_s, work_s = rng.choice((0.0, rng.uniform(0, 20))), rng.expovariate(0.3) + 0.01
+        plain.append((at_s, Arrived(str(i), "p", (work_s,), facts=facts)))
+        most = rng.choice((None, rng.randint(asked, cores), cores))
+        able.append((at_s, Arrived(str(i), "p", (work_s,), facts=facts | ({"most": most} if most else {}))))
+    before, after = (
+        run(Workload(cores, tuple(sorted(each, key=lambda pair: pair[0])), graphs), HostOptions()).programs
+        for each in (plain, able)
+    )
+    for job, row in after.rows.items():
+        assert row.ended_s is not None
+        assert row.ended_s <= (before.rows[job].ended_s or 0.0) + 1e-6
 
 
 @pytest.mark.parametrize("cores", CORES)

@@ -429,3 +429,47 @@ def test_a_measured_speed_becomes_a_curve_unless_the_user_gave_one() -> None:
     host.handle([Measured("given", "run", 2, 9.0)], 3.0)
     assert host.programs["given"].curve.text == "amdahl:0"
     assert host.programs["flat"].left == 80.0 - 2 * 6  # what it did until then was counted as it was known then
+
+
+def test_strict_lends_idle_cores_to_who_said_that_it_can_use_them_until_somebody_can_start() -> None:
+    host = scheduler()
+    orders = host.handle([arrive("a", 2, most=6), arrive("b", 1)], 0.0)
+    assert told(orders) == ["start a 6", "start b 1"]
+    assert whys(orders, Start) == ["6, of which 4 lent while idle", "1 of 1 asked"]
+    orders = host.handle([arrive("c", 4)], 1.0)
+    assert told(orders) == ["resize a 3", "start c 4"]  # one is still idle
+    assert told(host.handle([arrive("d", 2)], 2.0)) == ["defer d"]  # what was asked for is never taken
+    assert whys(host.handle([Finished("c", "run")], 3.0), Start) == ["2 of 2 asked"]
+    assert told(host.handle([Finished("b", "run")], 4.0)) == ["complete b", "resize a 6"]
+
+
+def test_lent_cores_go_where_they_gain_and_to_nobody_that_they_do_not_make_faster() -> None:
+    host = scheduler()
+    flat: dict[str, Any] = {"most": 8, "curve": "amdahl:0"}
+    steep: dict[str, Any] = {"most": 8, "curve": "amdahl:0.9"}
+    assert told(host.handle([arrive("a", 1, **flat), arrive("b", 1, **steep)], 0.0)) == ["start a 1", "start b 7"]
+    assert told(host.handle([arrive("c", 1, **steep)], 1.0)) == ["resize b 4", "start c 3"]
+
+
+@pytest.mark.parametrize(
+    ("facts", "options"),
+    [
+        ({}, {}),
+        ({"most": 2}, {}),
+        ({"most": 8, "malleable": False}, {}),
+        ({"most": 8}, {"shrink": False}),
+        ({"most": 8}, {"first": "growth"}),
+        ({"most": 8}, {"max_cores": 2}),
+    ],
+)
+def test_strict_lends_to_nobody_that_did_not_say_so_or_could_not_give_back(
+    facts: dict[str, Any], options: dict[str, Any]
+) -> None:
+    assert told(scheduler(**options).handle([arrive("a", 2, **facts)], 0.0)) == ["start a 2"]
+
+
+def test_a_borrower_that_asks_for_more_gets_it_before_others_borrow() -> None:
+    host = scheduler()
+    host.handle([arrive("a", 2, most=8), arrive("b", 2, most=8)], 0.0)
+    assert told(host.handle([Asked("b", "resize", 6)], 1.0)) == ["resize a 2", "resize b 6"]
+    assert told(host.handle([Asked("b", "resize", 1)], 2.0)) == ["resize b 1", "resize a 7"]

@@ -48,8 +48,8 @@ class Admission:
 
     def run(self) -> None:
         view, assign = self.view, self._assign
-        for other in view.running:  # whose request was made smaller gives the rest back before anybody takes
-            view.widths[other.id] = min(view.widths[other.id], view.high(other, assign.most(other, view)))
+        for other in view.running:  # who has more than it asks for gives that back before anybody takes
+            view.widths[other.id] = min(view.widths[other.id], view.high(other, assign.keeps(other, view)))
         if view.options.first == "growth":
             view.widths = dict(assign.spread(view))
         for program in self._queue():

@@ -257,7 +257,7 @@ class HostRules:
             self._judge_widths(self._assign, view, [p for p in changed.values() if p.id in view.widths])
         if self._assign is not None and view.free > 0:
             self._judge_growth(self._assign, view)
-        if self._assign is not None and self._plan is not None and view.free > 0:
+        if self._assign is not None and self._plan is not None and view.waiting and self._to_be_had(self._assign, view):
             self._judge_waiting(self._plan, self._assign, view, {p.ask.group for p in changed.values()})
 
     def _judge_widths(self, assign: Assignment, view: MachineView, changed: Sequence[ProgramState]) -> None:
@@ -266,6 +266,11 @@ class HostRules:
             if most is not None and most < len(p.cores) <= p.most:
                 found = f"found {len(p.cores)} cores, expected up to {most}, the most that {self._options.assign} gives"
                 self._faults.add("cores", p.id, found)
+
+    def _to_be_had(self, assign: Assignment, view: MachineView) -> int:
+        """Cores that are idle, or lent until somebody can start on them."""
+        lent = self._ask(assign, lambda: sum(max(view.widths[p.id] - assign.keeps(p, view), 0) for p in view.running))
+        return view.free + (lent or 0)
 
     def _judge_growth(self, assign: Assignment, view: MachineView) -> None:
         for id, cores in (self._ask(assign, lambda: assign.must_have(view)) or {}).items():
@@ -283,7 +288,8 @@ class HostRules:
         for p in waiting:
             fits = not (view.lacks_memory(p) or view.gpus.lacks(p) or view.lacks_place(p))
             if fits and self._ask(assign, lambda p=p: assign.must_start(p, view)):  # type: ignore[misc]
-                self._faults.add("idle", p.id, f"waits although it could start; {view.free} cores are idle")
+                idle = self._to_be_had(assign, view)
+                self._faults.add("idle", p.id, f"waits although it could start; {idle} cores are idle, or lent")
                 return
 
     def finish(self) -> dict[str, float]:

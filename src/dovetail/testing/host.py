@@ -54,7 +54,7 @@ def _program(rng: Random, name: str, names: list[str], cores: int, asks: bool) -
     ask = Ask(
         asked,
         least,
-        rng.choice((None, None, max(asked, least))),
+        rng.choice((None, None, asked, rng.randint(asked, cores))),
         rng.randrange(5),
         rng.choice(_CURVES),
         memory_mib=rng.randint(0, 600),

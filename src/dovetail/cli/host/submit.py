@@ -81,7 +81,7 @@ def submit(
     least
         Fewest cores that it can run on.
     most
-        Most cores that it can use; without it, as the policy has it.
+        Most cores that it can use: strict lends it idle ones up to that. Without it, as the policy has it.
     name
         A name to recognise it by.
     image

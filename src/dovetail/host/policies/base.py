@@ -162,6 +162,11 @@ class Assignment:
         """How many cores the pause of a running program makes free."""
         return view.widths[program.id]
 
+    def keeps(self, program: Program, view: MachineView) -> int:
+        """The most cores that a running program keeps while waiting ones are admitted: what it has beyond is free for
+        them, and goes back to it by `spread` where nobody takes it."""
+        return self.most(program, view)
+
     def spread(self, view: MachineView) -> Mapping[str, int]:
         """The cores that each running program should have; they are never more than there are."""
         return view.widths

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from heapq import heapify, heapreplace
 
 from dovetail.core.registry import policy
 from dovetail.host.policies.base import Assignment, MachineView, count
+from dovetail.host.policies.shares import give_where_it_gains
 from dovetail.host.program import Program
 
 
@@ -54,13 +54,7 @@ class Efficient(Assignment):
         most = {p.id: max(view.high(p, self.most(p, view)), widths[p.id]) for p in members if p.id in view.widths}
         most |= {p.id: self.most(p, view) for p in members if p.id not in view.widths}
         left = view.cores - view.held - sum(widths.values())
-        gains = [(-p.curve.gain(widths[p.id], most[p.id]), i, p) for i, p in enumerate(members)]
-        heapify(gains)
-        while left > 0 and gains and gains[0][0] < -1e-12:
-            _, i, p = gains[0]
-            widths[p.id] += 1
-            left -= 1
-            heapreplace(gains, (-p.curve.gain(widths[p.id], most[p.id]), i, p))
+        give_where_it_gains(members, widths, most, left)
         return widths
 
     def _speed(self, members: Sequence[Program], widths: Mapping[str, int]) -> float:
