@@ -57,6 +57,31 @@ def test_no_prices_promise_more_than_a_chain_costs() -> None:
     assert tried > 100
 
 
+@pytest.mark.parametrize("objective", ["energy", "money", "batch"])
+def test_within_an_interval_of_paces_no_chain_is_charged_more_than_at_its_own(objective: Objective) -> None:
+    """Nor less than at the fastest pace; a stage that is slower than that is charged by its own."""
+    between = 0
+    for seed in range(40):
+        costs, _ = small(seed)
+        tariff = costs.tariff(objective, microbatches=5)
+        rng = np.random.default_rng(seed)
+        free = costs.chains(costs.tariff("latency"), 0.0, inf)
+        for _ in range(5):
+            chain = free.relax(rng.random(len(free.limits)) * (free.limits < inf)).chain
+            if not chain:
+                continue
+            pace_s = costs.pace_s(chain)
+            low_s, high_s = pace_s * rng.uniform(0.3, 1.0), pace_s * rng.uniform(1.0, 2.0)
+            charged = costs.chains(tariff, low_s, high_s).figures(chain)[0] + tariff.by_pace * low_s
+            fastest = costs.chains(tariff, low_s, low_s).fixed
+            least = sum(fastest[costs.options.index(option)] for option, _, _ in chain)
+            assert least * (1 - 1e-12) <= charged <= costs.value(tariff, chain) * (1 + 1e-12), seed
+            own = costs.chains(tariff, pace_s, pace_s).figures(chain)[0] + tariff.by_pace * pace_s
+            assert own == pytest.approx(costs.value(tariff, chain))
+            between += len(chain) > 1
+    assert between >= 20
+
+
 def test_a_narrow_beam_knows_what_it_left_out() -> None:
     """The least of what was dropped and what was found is a bound, however narrow the beam."""
     dropped = 0
@@ -74,6 +99,31 @@ def test_a_narrow_beam_knows_what_it_left_out() -> None:
                 assert chains.figures(beam.chain)[0] == pytest.approx(beam.value)
             dropped += beam.lost < beam.value
     assert dropped > 2
+
+
+def test_a_beam_that_time_cuts_short_proves_nothing() -> None:
+    """Whenever that is: at any of the times at which the clock is asked."""
+    costs = Costs(Tables(pool("odd", 3, 12, 24, seed=1)), Constraints())
+    chains = costs.chains(costs.tariff("throughput"), 0.0, float(costs.paces[len(costs.paces) // 2]))
+    guides = [Guide(chains.relax(np.zeros(len(chains.limits))), False)]
+    whole, asked = CountedClock(), 0
+    assert Labels(chains, guides, whole).beam(inf, 1000).lost == inf
+    for asked in range(whole.asked):
+        assert Labels(chains, guides, CountedClock(asked)).beam(inf, 1000).lost == -inf
+    assert asked > 10
+
+
+class CountedClock(SearchClock):
+    """Time is over when it was asked for so often."""
+
+    def __init__(self, most: float = inf) -> None:
+        super().__init__()
+        self.asked, self._most = 0, most
+
+    @property
+    def over(self) -> bool:
+        self.asked += 1
+        return self.asked > self._most
 
 
 @pytest.mark.parametrize("objective", OBJECTIVES)

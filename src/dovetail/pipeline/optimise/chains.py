@@ -86,10 +86,12 @@ class Chains(Struct, dict=True):
     @cached_property
     def finite(self) -> Chains:
         """The same chains where they cost nothing: what is forbidden stays so."""
-        return Chains(
+        stage = np.full_like(self.stage, np.inf)
+        stage[self.stage < np.inf] = 0.0
+        free = Chains(
             self.options,
             self.counts,
-            np.where(np.isfinite(self.stage), 0.0, np.inf),
+            stage,
             np.where(np.isfinite(self.link), 0.0, np.inf),
             np.where(np.isfinite(self.enter), 0.0, np.inf),
             np.where(np.isfinite(self.leave), 0.0, np.inf),
@@ -97,6 +99,8 @@ class Chains(Struct, dict=True):
             self.capped,
             self.max_devices,
         )
+        free.__dict__["reach"] = self.reach
+        return free
 
     @cached_property
     def reach(self) -> list[int]:
@@ -106,52 +110,56 @@ class Chains(Struct, dict=True):
         return [int(j) for j in np.where(finite.any(axis=1), last, np.arange(self.layers + 1))]
 
     @cached_property
-    def _bands(self) -> tuple[list[Floats], list[Floats]]:
-        near = [(i, slice(i + 1, j + 1)) for i, j in enumerate(self.reach)]
-        stage = [np.ascontiguousarray(self.stage[:, i, ends]) for i, ends in near]
-        capped = (
-            [] if self.capped is None else [np.ascontiguousarray(self.capped.stage[:, i, ends]) for i, ends in near]
-        )
-        return stage, capped
+    def _bands(self) -> tuple[list[int], Floats, Floats | None]:
+        """The stages that start at each cut, up to the last that may, as rows of options: where the rows of each cut
+        begin, what they cost, and what they take of the cap."""
+        first, ends = [0], []
+        for i, j in enumerate(self.reach):
+            ends.append(np.arange(i + 1, j + 1))
+            first.append(first[-1] + j - i)
+        begin, end = np.repeat(np.arange(self.layers + 1), np.diff(first)), np.concatenate(ends)
+        capped = None if self.capped is None else np.ascontiguousarray(self.capped.stage[:, begin, end].T)
+        return first, np.ascontiguousarray(self.stage[:, begin, end].T), capped
 
-    def bands(self, price: float) -> list[Floats]:
-        """For each cut the stages that start there, up to the last that may, with a price on what is capped."""
-        stage, capped = self._bands
-        return [a + price * b for a, b in zip(stage, capped, strict=True)] if capped and price else stage
+    @cached_property
+    def _links(self) -> tuple[Floats, Floats | None]:
+        """The links by cut, second and first option: what they cost, and what they take of the cap."""
+        capped = None if self.capped is None else np.ascontiguousarray(self.capped.link.transpose(0, 2, 1))
+        return np.ascontiguousarray(self.link.transpose(0, 2, 1)), capped
 
     def relax(self, prices: Floats) -> Relaxed:
         """The cheapest chain when resources have these prices, and what it costs from every cut on."""
-        c, price = self.capped, float(prices[-1])
-        link, enter, leave = self.link, self.enter, self.leave
-        if c is not None and price:
-            link, enter, leave = link + price * c.link, enter + price * c.enter, leave + price * c.leave
-        bands = self.bands(price)
-
-        def stages(i: int) -> Floats:
-            return np.asarray(bands[i] + after[:, i + 1 : self.reach[i] + 1])
-
+        c, price, reach = self.capped, float(prices[-1]), self.reach
+        first, stage, capped_stage = self._bands
+        link, capped_link = self._links
+        enter, leave = self.enter, self.leave
+        if c is not None and capped_stage is not None and capped_link is not None and price:
+            stage, link = stage + price * capped_stage, link + price * capped_link
+            enter, leave = enter + price * c.enter, leave + price * c.leave
         charge = self.use @ prices + self.fixed
-        after = np.full((len(self.options), self.layers + 1), np.inf)
+        after = np.full((self.layers + 1, len(self.options)), np.inf)
         start = np.full_like(after, np.inf)
-        after[:, -1] = leave
+        after[-1] = leave
         for i in range(self.layers - 1, -1, -1):
-            if self.reach[i] > i:
-                start[:, i] = stages(i).min(axis=1) + charge
+            if reach[i] > i:
+                here = start[i]
+                np.minimum.reduce(stage[first[i] : first[i + 1]] + after[i + 1 : reach[i] + 1], axis=0, out=here)
+                here += charge
                 if i:
-                    after[:, i] = (link[i] + start[:, i]).min(axis=1)
-        first = enter + start[:, 0]
-        o, i = int(first.argmin()), 0
+                    np.minimum.reduce(link[i] + here[:, None], axis=0, out=after[i])
+        whole = enter + start[0]
+        o, i = int(whole.argmin()), 0
         limited = self.limits[self.priced]
         base = -float(prices[self.priced] @ limited)
         chain: Stages = []
-        if np.isfinite(first[o]):
+        if np.isfinite(whole[o]):
             while True:
-                j = i + 1 + int(stages(i)[o].argmin())
+                j = i + 1 + int((stage[first[i] : first[i + 1], o] + after[i + 1 : reach[i] + 1, o]).argmin())
                 chain.append((self.options[o], i, j))
                 if j == self.layers:
                     break
-                o, i = int((link[j, o] + start[:, j]).argmin()), j
-        return Relaxed(float(first.min()) + base, prices, base, charge - self.fixed, after, start, chain)
+                o, i = int((link[j, :, o] + start[j]).argmin()), j
+        return Relaxed(float(whole.min()) + base, prices, base, charge - self.fixed, after.T, start.T, chain)
 
     def figures(self, chain: Stages) -> tuple[float, Floats]:
         """What a chain costs, and what it takes of each resource."""

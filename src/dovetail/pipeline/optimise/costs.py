@@ -6,6 +6,7 @@ from functools import cached_property
 from math import inf
 
 import numpy as np
+from numpy.typing import NDArray
 
 from dovetail.core.errors import InputError
 from dovetail.pipeline.inputs.problem import DTYPE_BYTES, Pipeline
@@ -88,8 +89,9 @@ class Costs:
     def chains(
         self, tariff: Tariff, low_s: float, high_s: float, max_devices: int | None = None, cap: bool = True
     ) -> Chains:
-        """The chains of pace at most `high_s`, each costing what it would at pace `low_s`; without `cap` their latency
-        may be what it is."""
+        """The chains of a pace from `low_s` to `high_s`, none costing more than at its own pace: what is charged by the
+        pace is charged to a stage by its own, and by `low_s` if that is slower. Without `cap` their latency may be what
+        it is."""
         high_s = min(high_s, self.most_pace_s, 1e300)  # what is forbidden stays so without a limit
         cap_s = self.constraints.latency_cap_s if cap else None
         most_s = inf if cap_s is None else cap_s * _ALONE  # what takes longer is in no chain, and no number of a solver
@@ -97,7 +99,7 @@ class Costs:
         def within(pace: Floats, alone_s: Floats) -> Floats:
             return np.where((pace <= high_s) & (alone_s <= most_s), 0.0, inf)
 
-        stage_off, link_off = within(self.stage_pace_s, self.stage_s), within(self.link_pace_s, self.link_s)
+        link_off = within(self.link_pace_s, self.link_s)
         enter_off, leave_off = within(self.enter_s, self.enter_s), within(self.leave_s, self.leave_s)
         stage_s, link_s, enter_s, leave_s = self._allowed
         capped = None if cap_s is None else Capped(stage_s, link_s, enter_s, leave_s, cap_s)
@@ -105,7 +107,7 @@ class Costs:
         return Chains(
             self.options,
             self.tables.counts,
-            tariff.stage[:, None, None] * stage_s + stage_off,
+            self._stages(tariff, low_s, high_s, most_s),
             tariff.link * link_s + link_off,
             tariff.link * enter_s + enter_off,
             tariff.link * leave_s + leave_off,
@@ -122,6 +124,25 @@ class Costs:
             np.where(np.isfinite(x), x, 0.0) for x in (self.stage_s, self.link_s, self.enter_s, self.leave_s)
         )
         return stage, link, enter, leave
+
+    def _stages(self, tariff: Tariff, low_s: float, high_s: float, most_s: float) -> Floats:
+        """What stages cost that are no slower than `high_s` and alone take no longer than `most_s`."""
+        at, option, alone_s, pace_s = self._possible
+        kept = np.nonzero((pace_s <= high_s) & (alone_s <= most_s))[0]
+        option = option[kept]
+        cost = tariff.stage[option] * alone_s[kept]
+        if low_s < high_s and tariff.fixed_by_pace.any():
+            cost += tariff.fixed_by_pace[option] * np.maximum(pace_s[kept] - low_s, 0.0)
+        stage = np.full(self.stage_s.shape, inf)
+        stage.ravel()[at[kept]] = cost
+        return stage
+
+    @cached_property
+    def _possible(self) -> tuple[NDArray[np.int64], NDArray[np.int64], Floats, Floats]:
+        """The stages that keep the floor: where each stands in a table, its option, its time and its pace."""
+        at = np.flatnonzero(np.isfinite(self.stage_s) & (self.stage_pace_s <= self.most_pace_s))
+        cuts = self.stage_s.shape[1]
+        return at, at // (cuts * cuts), self.stage_s.ravel()[at], self.stage_pace_s.ravel()[at]
 
     def pace_s(self, stages: Stages) -> float:
         """The pace of a chain."""

@@ -86,7 +86,8 @@ class Intervals:
             return [(bound, low, high, 4 * width, guess)]
         at = int(np.searchsorted(self._paces, sqrt(a * b))) if a > 0 else low + (high - low + 1) // 2
         if narrow and search.answer.stages is not None:
-            at = min(at, int(np.searchsorted(self._paces, self.costs.pace_s(search.answer.stages))))
+            own = int(np.searchsorted(self._paces, self.costs.pace_s(search.answer.stages)))
+            at = own if search.answer.stages is self._best else min(at, own)
         at = min(max(at, low + 1), high)
         return [(bound, low, at - 1, WIDTH, guess), (bound, at, high, WIDTH, guess)]
 

@@ -23,6 +23,7 @@ from dovetail.pipeline.optimise.tables import Bools, Floats
 _Words = NDArray[np.uint64]
 _Ints = NDArray[np.int64]
 _BLOCK = 128  # labels compared at a time
+_AT_ONCE = 100_000  # labels made at a time: between them the clock is asked
 
 
 class Guide(NamedTuple):
@@ -67,8 +68,7 @@ class _Packed:
 
     def within(self, small: _Words, large: _Words) -> Bools:
         """Whether each vector is nowhere above the other; words are the last axis."""
-        kept: Bools = (((large | self._guard) - small) & self._guard == self._guard).all(axis=-1)
-        return kept
+        return _every(((large | self._guard) - small) & self._guard == self._guard)
 
 
 class _Labels(NamedTuple):
@@ -82,7 +82,7 @@ class _Labels(NamedTuple):
     cut: _Ints
     start: _Ints  # the number of the stage's start
 
-    def take(self, rows: NDArray[np.integer] | Bools) -> _Labels:
+    def take(self, rows: NDArray[np.integer] | Bools | slice) -> _Labels:
         return _Labels(*(part[rows] for part in self))  # type: ignore[arg-type]
 
     @staticmethod
@@ -97,9 +97,10 @@ class Labels:
         self._chains = chains
         self._clock = clock
         self._pack = _Packed(chains)
-        self._after = np.array([g.relaxed.after + g.relaxed.base for g in guides])
-        self._before = np.array([g.relaxed.start + g.relaxed.base for g in guides])
-        self._charge = np.array([g.relaxed.charge for g in guides])
+        # By cut, option and guide.
+        self._after = np.array([g.relaxed.after + g.relaxed.base for g in guides]).T.copy()
+        self._before = np.array([g.relaxed.start + g.relaxed.base for g in guides]).T.copy()
+        self._charge = np.array([g.relaxed.charge for g in guides]).T.copy()
         self._price = np.array([float(g.relaxed.prices[-1]) for g in guides])
         self._costs = np.array([g.cost for g in guides])
         self._units = np.array([abs(g.relaxed.base) or 1.0 for g in guides])
@@ -112,54 +113,52 @@ class Labels:
         With `first` any chain will do. When time runs out, nothing is known of what was not looked at.
         """
         self._best, self._end, self._lost = below, -1, inf
-        self._births: list[tuple[int, int, int, _Ints]] = []  # first number, option, cut, and the starts before
+        self._births: list[tuple[int, int, _Ints, _Ints]] = []  # first number, cut, options, and the starts before
         self._count = 0
         self._limit()
-        chains, options = self._chains, range(len(self._chains.options))
-        starts: list[list[_Labels]] = [[] for _ in options]
-        for o in options:
-            self._start(starts[o], None, o, 0)
-        for j in range(1, chains.layers):
+        begun = _Labels.joined(self._start(None, 0))
+        for j in range(1, self._chains.layers):
+            begun = begun.take(self._reach[begun.option, begun.cut] >= j)
             arrived, scores = [], []
-            for o in options:
+            for low in range(0, len(begun.cost), _AT_ONCE):
                 if self._clock.over or (first and self._end >= 0):
                     return self._found(-inf)
-                if starts[o]:
-                    here, score = self._arrive(starts, o, j)
-                    arrived.append(here)
-                    scores.append(score)
+                here, score = self._arrive(begun.take(slice(low, low + _AT_ONCE)), j)
+                arrived.append(here)
+                scores.append(score)
             if not any(map(len, scores)):
                 continue
             kept = self._keep(_Labels.joined(arrived), np.concatenate(scores), j, width)
-            for o in options:
-                self._start(starts[o], kept, o, j)
+            begun = _Labels.joined([begun, *self._start(kept, j)])
         return self._found(self._lost)
 
     def _limit(self) -> None:
         """What bounds must stay below."""
         self._limits = np.where(self._costs, self._chains.below(self._best), 1e-12 * self._units)
 
-    def _arrive(self, starts: list[list[_Labels]], o: int, j: int) -> tuple[_Labels, Floats]:
-        """The labels of stages of an option that end at a cut, and what they promise."""
-        chains, begun = self._chains, _Labels.joined(starts[o])
-        alive = self._reach[o][begun.cut] >= j
-        if not alive.all():
-            begun = begun.take(alive)
-        starts[o] = [begun]
-        added = chains.stage[o, :, j][begun.cut]
-        rows = np.nonzero(np.isfinite(added))[0]
+    def _arrive(self, begun: _Labels, j: int) -> tuple[_Labels, Floats]:
+        """The labels of stages that end at a cut, and what they promise."""
+        chains = self._chains
+        added = chains.stage[begun.option, begun.cut, j]
+        # The first guide, which is the best one, drops most of them: the others are asked about the rest.
+        hope = begun.priced[:, 0] + self._after[j, begun.option, 0]
+        if self._costs[0]:
+            hope += begun.cost + added
+        if self._price[0] and chains.capped is not None:
+            hope += self._price[0] * (begun.capped + chains.capped.stage[begun.option, begun.cut, j])
+        rows = np.nonzero((hope < self._limits[0]) & np.isfinite(added))[0]
         begun, cost = begun.take(rows), begun.cost[rows] + added[rows]
         capped = begun.capped
         if chains.capped is not None:
-            capped = capped + chains.capped.stage[o, :, j][begun.cut]
-        bounds = begun.priced + self._after[:, o, j] + np.multiply.outer(cost, self._costs)
+            capped = capped + chains.capped.stage[begun.option, begun.cut, j]
+        bounds = begun.priced + self._after[j][begun.option] + np.multiply.outer(cost, self._costs)
         if chains.capped is not None:
             bounds += np.multiply.outer(capped, self._price)
-        ok = (bounds < self._limits).all(axis=1)
-        made = begun._replace(cost=cost, capped=capped).take(ok)
+        ok = _every(bounds < self._limits)
+        made, bounds = begun._replace(cost=cost, capped=capped).take(ok), bounds[ok]
         if self._costs.any():
-            return made, bounds[ok][:, self._costs].max(axis=1)
-        return made, (bounds[ok] / self._units).max(axis=1)
+            return made, bounds[:, self._costs].max(axis=1)
+        return made, (bounds / self._units).max(axis=1)
 
     def _keep(self, labels: _Labels, score: Floats, j: int, width: int) -> _Labels:
         """The most promising labels that no other dominates."""
@@ -199,50 +198,57 @@ class Labels:
             found &= these.capped[:, None] + more[these.option[:, None], others.option] <= others.capped
         return found
 
-    def _start(self, starts: list[_Labels], labels: _Labels | None, o: int, j: int) -> None:
-        """Begin a stage of an option at a cut behind these labels; None stands for the beginning of the model."""
+    def _start(self, labels: _Labels | None, j: int) -> list[_Labels]:
+        """Begin stages of all options at a cut behind these labels; None stands for the beginning of the model."""
+        if labels is not None:
+            few = max(_AT_ONCE // len(self._chains.options), 1)
+            begun = []
+            for low in range(0, len(labels.cost), few):
+                if self._clock.over:
+                    self._lost = -inf
+                    break
+                part = labels.take(slice(low, low + few))
+                begun.append(self._begin(part, self._chains.link[j][part.option], j))
+            return begun
+        none = np.array([-1])
+        words = np.zeros((1, self._pack.step.shape[1]), dtype=np.uint64)
+        nothing = _Labels(np.zeros(1), np.zeros(1), words, np.zeros((1, len(self._costs))), none, none, none)
+        return [self._begin(nothing, self._chains.enter[None], 0)]
+
+    def _begin(self, labels: _Labels, added: Floats, j: int) -> _Labels:
+        """The stages that begin at a cut, where it costs so much for each label to go on with each option."""
         chains, capped = self._chains, self._chains.capped
-        if labels is None:
-            words = np.zeros((1, self._pack.step.shape[1]), dtype=np.uint64)
-            none = np.array([-1])
-            priced = np.zeros((1, len(self._costs)))
-            labels = _Labels(np.zeros(1), np.zeros(1), words, priced, none, none, none)
-            added, taken = chains.enter[o : o + 1], None if capped is None else capped.enter[o : o + 1]
-        else:
-            added = chains.link[j, :, o][labels.option]
-            taken = None if capped is None else capped.link[j, :, o][labels.option]
-        words = labels.words + self._pack.step[o]
-        ok = np.isfinite(added) & self._pack.within(words, self._pack.limit)
-        cost, sums = labels.cost + added, labels.capped
-        bounds = labels.priced + self._before[:, o, j] + np.multiply.outer(np.where(ok, cost, 0.0), self._costs)
-        if taken is not None:
-            sums = sums + taken
-            bounds += np.multiply.outer(np.where(ok, sums, 0.0), self._price)
-        ok &= (bounds < self._limits).all(axis=1)
-        rows = np.nonzero(ok)[0]
-        if not len(rows):
-            return
-        numbers = np.arange(self._count, self._count + len(rows))
-        self._births.append((self._count, o, j, labels.start[rows]))
-        self._count += len(rows)
+        used = labels.words[:, None] + self._pack.step
+        options, rows = np.nonzero((np.isfinite(added) & self._pack.within(used, self._pack.limit)).T)
+        cost, sums = labels.cost[rows] + added[rows, options], labels.capped[rows]
+        bounds = labels.priced[rows] + self._before[j][options] + np.multiply.outer(cost, self._costs)
+        if capped is not None:
+            sums = sums + (capped.link[j][labels.option[rows], options] if j else capped.enter[options])
+            bounds += np.multiply.outer(sums, self._price)
+        ok = np.nonzero(_every(bounds < self._limits))[0]
+        options, rows = options[ok], rows[ok]
         made = _Labels(
-            cost[rows] + chains.fixed[o],
-            sums[rows],
-            words[rows],
-            labels.priced[rows] + self._charge[:, o],
-            np.full(len(rows), o),
+            cost[ok] + chains.fixed[options],
+            sums[ok],
+            used[rows, options],
+            labels.priced[rows] + self._charge[options],
+            options,
             np.full(len(rows), j),
-            numbers,
+            np.arange(self._count, self._count + len(rows)),
         )
-        starts.append(made)
-        total = made.cost + chains.stage[o, j, -1] + chains.leave[o]
-        if capped is not None and np.isfinite(chains.stage[o, j, -1]):
-            whole = made.capped + capped.stage[o, j, -1] + capped.leave[o]
+        if not len(rows):
+            return made
+        self._births.append((self._count, j, options, labels.start[rows]))
+        self._count += len(rows)
+        total = made.cost + chains.stage[options, j, -1] + chains.leave[options]
+        if capped is not None:
+            whole = made.capped + capped.stage[options, j, -1] + capped.leave[options]
             total = np.where(whole <= chains.limits[-1], total, inf)
         best = int(total.argmin())
         if total[best] < self._best:
-            self._best, self._end = float(total[best]), int(numbers[best])
+            self._best, self._end = float(total[best]), int(made.start[best])
             self._limit()
+        return made
 
     def _found(self, lost: float) -> Beam:
         if self._end < 0:
@@ -251,8 +257,8 @@ class Labels:
         at, j = self._end, self._chains.layers
         chain: Stages = []
         while at >= 0:
-            first, o, i, before = self._births[bisect_right(firsts, at) - 1]
-            chain.append((self._chains.options[o], i, j))
+            first, i, options, before = self._births[bisect_right(firsts, at) - 1]
+            chain.append((self._chains.options[int(options[at - first])], i, j))
             at, j = int(before[at - first]), i
         return Beam(chain[::-1], self._best, lost)
 
@@ -266,6 +272,14 @@ def limit_guides(chains: Chains) -> list[Guide]:
             prices[r] = 1.0 / chains.limits[r]
             guides.append(Guide(chains.finite.relax(prices), False))
     return guides
+
+
+def _every(rows: Bools) -> Bools:
+    """Whether all columns hold, for each row: they are few, so one after another."""
+    kept: Bools = rows[..., 0].copy()
+    for column in range(1, rows.shape[-1]):
+        kept &= rows[..., column]
+    return kept
 
 
 def _more(link: Floats) -> Floats:
