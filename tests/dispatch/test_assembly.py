@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -95,3 +97,21 @@ def test_collected_results_are_reduced_in_order_or_listed() -> None:
         listed.write(start, start + 4, 10 + start)
     assert reduced.result() == 24
     assert listed.result() == [10, 14]
+
+
+@pytest.mark.skipif(not Path("/proc/self/smaps").exists(), reason="needs Linux' account of a process's memory")
+def test_the_memory_of_large_results_is_asked_for_in_large_pages() -> None:
+    def is_asked(tensor: torch.Tensor) -> bool:
+        middle = tensor.data_ptr() + tensor.numel() * tensor.element_size() // 2
+        inside = False
+        for line in Path("/proc/self/smaps").read_text().splitlines():
+            if found := re.match(r"([0-9a-f]+)-([0-9a-f]+) ", line):
+                inside = int(found[1], 16) <= middle < int(found[2], 16)
+            elif inside and line.startswith("VmFlags:"):
+                return "hg" in line.split()
+        raise AssertionError("the tensor is nowhere")
+
+    output = Preallocated(1 << 24, 0, CPU)
+    output.write(0, 4, torch.ones(4))
+    assert is_asked(output.result())
+    assert not is_asked(torch.empty(1 << 24))  # 64 MiB, as the system gives them
