@@ -31,10 +31,10 @@ from dovetail import cluster
 from dovetail.cluster.live.serve import ServedCluster
 from dovetail.cluster.live.wire import ProcessEvent
 from dovetail.cluster.rounding.records import ROUND
-from dovetail.core.confidence import paired
 from dovetail.core.events import Rows
 from dovetail.core.journal import Reader
-from dovetail.core.replay import replay_journal
+from dovetail.core.loop.replay import replay_journal
+from dovetail.core.results.confidence import paired
 from dovetail.journals import check_journal
 
 TYPES = {"a100": 2, "v100": 2, "k80": 2}

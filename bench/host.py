@@ -12,7 +12,7 @@ from functools import partial
 from typing import Any
 
 from bench import show
-from dovetail.core.executor import SimExecutor
+from dovetail.core.loop.executor import SimExecutor
 from dovetail.core.parallel import run_all
 from dovetail.host.compat import scheduler as compat
 from dovetail.host.inputs.requests import Request

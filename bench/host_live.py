@@ -33,9 +33,9 @@ from typing import Any
 
 from bench import _host_ways, show
 from dovetail.core import cgroups
-from dovetail.core.engine import replay
 from dovetail.core.journal import Reader
 from dovetail.host.live.client import Client
+from dovetail.core.loop.engine import replay
 from dovetail.host.live.executors import ProgramLaunch, proc
 from dovetail.host.live.executors.docker import OWNER, DockerExecutor
 from dovetail.host.live.executors.process import ProcessExecutor

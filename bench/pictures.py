@@ -20,9 +20,9 @@ import msgspec
 from msgspec import Struct
 
 from bench.figures import ROOT, load, read_measured
-from dovetail.report.charts import label
 from dovetail.report.look import PALETTE, number
 from dovetail.report.show import standalone
+from dovetail.report.svg.charts import label
 
 FOLDER = ROOT / "docs" / "img"
 _DATA = Path(__file__).with_suffix(".toml")

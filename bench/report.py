@@ -46,7 +46,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--bars", type=int, default=1_000_000)
     arguments = parser.parse_args()
-    from dovetail.report.collect import collect
+    from dovetail.report.data.collect import collect
     from dovetail.report.html import page
 
     with tempfile.TemporaryDirectory() as folder:

@@ -27,7 +27,7 @@ import msgspec
 
 from bench import show
 from dovetail import workflow
-from dovetail.core.engine import Scheduler
+from dovetail.core.loop.engine import Scheduler
 from dovetail.core.parallel import run_all
 from dovetail.testing.workflow.families import WorkloadFamily, load_family
 from dovetail.testing.workflow.live_like import Reality, run_live_like

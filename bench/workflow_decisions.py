@@ -25,7 +25,7 @@ from unittest.mock import patch
 from bench import show
 from dovetail import workflow
 from dovetail.core.events import Finished, Instruction, Order, Start, Stimulus
-from dovetail.core.inbox import Inbox
+from dovetail.core.loop.inbox import Inbox
 from dovetail.core.service.log_lines import LogLines
 from dovetail.workflow.live.protocol import Answer
 from dovetail.workflow.live.runs import RunRequest, Runs

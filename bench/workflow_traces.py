@@ -26,10 +26,10 @@ from zlib import crc32
 from bench import show
 from bench.workflow_policies import rivals
 from dovetail import workflow
-from dovetail.core.charts import Chart, Series
 from dovetail.core.events import Arrived, Complete
 from dovetail.core.parallel import run_all
-from dovetail.core.run import Picture
+from dovetail.core.results.charts import Chart, Series
+from dovetail.core.results.run import Picture
 from dovetail.testing.workflow.simple_rules import RULES
 from dovetail.workflow.inputs.write import write_config, write_requests
 

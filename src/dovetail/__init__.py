@@ -15,14 +15,14 @@ from dovetail.version import __version__
 
 if TYPE_CHECKING:
     from dovetail import cluster, dispatch, host, pipeline, workflow
-    from dovetail.core.comparison import Comparison
     from dovetail.core.errors import DovetailError, InputError
     from dovetail.core.journal import open_journal
+    from dovetail.core.loop.replay import replay_journal
     from dovetail.core.metrics import Metrics
     from dovetail.core.rates import RateTable
     from dovetail.core.registry import policy
-    from dovetail.core.replay import replay_journal
-    from dovetail.core.run import Run
+    from dovetail.core.results.comparison import Comparison
+    from dovetail.core.results.run import Run
     from dovetail.journals import check_journal, read_journal, write_report
 
 _LEVELS = ("cluster", "dispatch", "host", "pipeline", "workflow")

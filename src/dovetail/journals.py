@@ -7,11 +7,11 @@ from pathlib import Path
 from typing import Any
 
 from dovetail.core.errors import InputError
-from dovetail.core.files import as_path
+from dovetail.core.files.document import as_path
+from dovetail.core.files.output import atomic_write, refuse_overwrite
 from dovetail.core.findings import Report
 from dovetail.core.journal import is_journal, open_journal
-from dovetail.core.output import atomic_write, refuse_overwrite
-from dovetail.core.run import Run, check_run
+from dovetail.core.results.run import Run, check_run
 
 AnyPath = str | os.PathLike[str]
 

@@ -11,7 +11,7 @@ import pytest
 
 from dovetail import cli
 from dovetail.core.errors import InputError
-from dovetail.core.output import refuse_overwrite
+from dovetail.core.files.output import refuse_overwrite
 
 CONFIG: dict[str, Any] = {
     "models": {"llm": {"memory_gb": 8, "gpus_required": 1, "load_time_seconds": 10}},

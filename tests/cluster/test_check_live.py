@@ -23,7 +23,7 @@ from dovetail.cluster.rules import RoundRules
 from dovetail.core.errors import InputError
 from dovetail.core.events import Rows
 from dovetail.core.journal import Writer
-from dovetail.core.replay import replay_journal
+from dovetail.core.loop.replay import replay_journal
 from tests.cluster.conftest import FixedPrices
 
 Lines = list[dict[str, Any]]

@@ -15,9 +15,9 @@ from dovetail.cluster.inputs.throughputs import ThroughputsError, from_rates, re
 from dovetail.cluster.rounds import scheduler_for
 from dovetail.cluster.rules import RoundRules
 from dovetail.cluster.simulate import run
-from dovetail.core.engine import replay
 from dovetail.core.errors import InputError
 from dovetail.core.journal import Reader
+from dovetail.core.loop.engine import replay
 from dovetail.core.rates import Rate, RateTable, Switch
 
 RATES = [

@@ -12,10 +12,10 @@ from dovetail.cluster.rounds import Rounds, scheduler_for
 from dovetail.cluster.rules import RoundRules
 from dovetail.cluster.simulate import run
 from dovetail.core import registry
-from dovetail.core.engine import replay
 from dovetail.core.errors import InputError
 from dovetail.core.events import Rows
 from dovetail.core.journal import Reader
+from dovetail.core.loop.engine import replay
 from dovetail.testing.cluster.fuzz import policies_for, random_case
 from tests.cluster.conftest import Make, Table
 

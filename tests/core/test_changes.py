@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pytest
 
-from dovetail.core.engine import replay, serve, simulate
 from dovetail.core.errors import DovetailError, PolicyError
 from dovetail.core.events import (
     Arrived,
@@ -30,11 +29,12 @@ from dovetail.core.events import (
     WakeAt,
     Woke,
 )
-from dovetail.core.executor import SimExecutor
 from dovetail.core.explain import explain, sentences
-from dovetail.core.guard import Guard
-from dovetail.core.inbox import Inbox
 from dovetail.core.journal import Header, Reader, Writer
+from dovetail.core.loop.engine import replay, serve, simulate
+from dovetail.core.loop.executor import SimExecutor
+from dovetail.core.loop.guard import Guard
+from dovetail.core.loop.inbox import Inbox
 from dovetail.core.metrics import Metrics
 from dovetail.core.resources import Pool
 from dovetail.core.tasks import Task, TaskGraph, TaskGraphRecord

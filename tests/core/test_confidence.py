@@ -8,7 +8,7 @@ import random
 import pytest
 from scipy import stats
 
-from dovetail.core.confidence import Mean, _t95, mean, paired
+from dovetail.core.results.confidence import Mean, _t95, mean, paired
 
 
 def test_means_have_intervals() -> None:

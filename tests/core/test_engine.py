@@ -14,7 +14,6 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from dovetail.core.check import Check
-from dovetail.core.engine import replay, serve, simulate
 from dovetail.core.errors import DovetailError, InputError, PolicyError
 from dovetail.core.events import (
     Arrived,
@@ -32,9 +31,10 @@ from dovetail.core.events import (
     WakeAt,
     Woke,
 )
-from dovetail.core.executor import SimExecutor
 from dovetail.core.journal import Header, Reader, Writer
-from dovetail.core.recorder import Recorder
+from dovetail.core.journal.recorder import Recorder
+from dovetail.core.loop.engine import replay, serve, simulate
+from dovetail.core.loop.executor import SimExecutor
 from dovetail.core.resources import Pool
 from dovetail.core.tasks import Task, TaskGraph, TaskGraphRecord
 from dovetail.testing.clock import TimedInbox

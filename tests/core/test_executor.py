@@ -8,7 +8,7 @@ from math import sqrt
 import pytest
 
 from dovetail.core.events import Failed, Finished, Start
-from dovetail.core.executor import SimExecutor, _between, chance
+from dovetail.core.loop.executor import SimExecutor, _between, chance
 
 MANY = 20_000
 

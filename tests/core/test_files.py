@@ -15,9 +15,10 @@ from msgspec import Struct, field
 
 from dovetail import host
 from dovetail.core.errors import InputError
-from dovetail.core.files import Document, is_json_lines, read_bytes, yaml_text
-from dovetail.core.output import refuse_overwrite, written_whole
-from dovetail.report.collect import collect
+from dovetail.core.files.document import Document
+from dovetail.core.files.output import refuse_overwrite, written_whole
+from dovetail.core.files.reading import is_json_lines, read_bytes, yaml_text
+from dovetail.report.data.collect import collect
 from dovetail.report.static import draw
 from dovetail.workflow.choices import REQUEST_LINES
 from dovetail.workflow.inputs.write import write_requests

@@ -13,8 +13,8 @@ from dovetail.core.check import Check
 from dovetail.core.errors import InputError, PolicyError
 from dovetail.core.events import Arrived, Complete, Event, Failed, Finished, Grew, Reject, Start
 from dovetail.core.explain import explain, sentences
-from dovetail.core.guard import Guard
 from dovetail.core.journal import Ended, Header, Reader, Writer, in_time
+from dovetail.core.loop.guard import Guard
 from dovetail.core.metrics import Metrics, recount
 from dovetail.core.resources import Pool
 from dovetail.core.tasks import Task, TaskGraph, TaskGraphError, TaskGraphRecord

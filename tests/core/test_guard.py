@@ -10,7 +10,6 @@ from typing import Any
 
 import pytest
 
-from dovetail.core.engine import simulate
 from dovetail.core.errors import InputError, PolicyError
 from dovetail.core.events import (
     Added,
@@ -25,9 +24,10 @@ from dovetail.core.events import (
     Stimulus,
     WakeAt,
 )
-from dovetail.core.executor import SimExecutor
-from dovetail.core.guard import Guard
 from dovetail.core.journal import Header, Reader, Writer
+from dovetail.core.loop.engine import simulate
+from dovetail.core.loop.executor import SimExecutor
+from dovetail.core.loop.guard import Guard
 from dovetail.core.resources import Device, Pool
 from dovetail.core.tasks import Task, TaskGraph, TaskGraphRecord
 

@@ -12,10 +12,10 @@ import polars as pl
 import pytest
 from msgspec import Struct
 
-from dovetail.core.comparison import Comparison
 from dovetail.core.errors import InputError
-from dovetail.core.files import Document
-from dovetail.core.plain import plain
+from dovetail.core.files.document import Document
+from dovetail.core.files.plain import plain
+from dovetail.core.results.comparison import Comparison
 
 ROWS = [{"job": "a", "rate": 0.5, "at": datetime(2026, 1, 2)}, {"job": "b", "width": 2}]
 

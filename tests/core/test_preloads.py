@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dovetail.core.events import Prepare, PrepareEnded, Start
-from dovetail.core.preloads import Preloads
+from dovetail.core.journal.preloads import Preloads
 
 
 def order(id: int, kind: str = "llm", devices: tuple[int, ...] = (0,)) -> Prepare:

@@ -13,7 +13,7 @@ import pytest
 from dovetail.core.errors import DovetailError, InputError, PolicyError, cannot_write
 from dovetail.core.events import Measured, Observed
 from dovetail.core.journal import Clock, Ended, Header, Reader, Writer
-from dovetail.core.recorder import Recorder, host_clock
+from dovetail.core.journal.recorder import Recorder, host_clock
 from dovetail.core.resources import Pool
 from tests.waiting import until
 

@@ -8,7 +8,7 @@ import msgspec
 import pytest
 
 from dovetail.core.events import Arrived, Complete, Failed, Finished, Reject, Rows, Start
-from dovetail.core.rows import Unroller
+from dovetail.core.journal.rows import Unroller
 from dovetail.core.words import Words
 
 WORDS = Words(task="lease", device="accelerator")

@@ -11,8 +11,8 @@ import pytest
 import torch
 
 from dovetail.cli import main
-from dovetail.core import recorder
 from dovetail.core.errors import InputError
+from dovetail.core.journal import recorder
 from dovetail.dispatch import Device, Dispatcher
 from dovetail.dispatch.check import check_journal
 from dovetail.dispatch.inputs.curve_files import SimDevice

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from dovetail.core.errors import InputError
 from dovetail.core.journal import Reader
-from dovetail.core.replay import replay_journal
+from dovetail.core.loop.replay import replay_journal
 from dovetail.dispatch import Device, Dispatcher, Pieces, StaticHybridScheduler
 from dovetail.dispatch.check import check_journal
 

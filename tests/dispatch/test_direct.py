@@ -11,7 +11,7 @@ import pandas
 import pytest
 import torch
 
-from dovetail.core.errors import InputError
+from dovetail.core.errors import DovetailError, InputError
 from dovetail.dispatch import Dispatcher, Slices
 from dovetail.dispatch.chunk import InputChangedError
 from dovetail.dispatch.inputs.batch import TensorBatch

@@ -23,11 +23,10 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from dovetail.cli import main
-from dovetail.core import recorder
-from dovetail.core.engine import replay
 from dovetail.core.errors import InputError, cannot_write
 from dovetail.core.events import Arrived, Failed, Reject, Rows, Start
-from dovetail.core.journal import Reader, Writer
+from dovetail.core.journal import Reader, Writer, recorder
+from dovetail.core.loop.engine import replay
 from dovetail.dispatch import Device, Dispatcher, Pool
 from dovetail.dispatch.check import check_journal
 from dovetail.dispatch.chunk import ResultFormError, gaps

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from dovetail.core.journal import Reader
-from dovetail.core.replay import replay_journal
+from dovetail.core.loop.replay import replay_journal
 from dovetail.dispatch import Device, Dispatcher, SharedScheduler
 from dovetail.dispatch.check import check_journal
 from dovetail.dispatch.chunk import Chunk

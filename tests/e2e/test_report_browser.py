@@ -15,12 +15,12 @@ import pytest
 
 from dovetail.cli import main
 from dovetail.cluster.words import WORDS as CLUSTER
-from dovetail.core.charts import Chart, Series, as_fact
-from dovetail.core.confidence import Mean
 from dovetail.core.events import Arrived, Complete, Finished, Reject, Rows, Start
 from dovetail.core.journal import Header, Writer
 from dovetail.core.resources import Device, DeviceType, Pool
-from dovetail.report.collect import collect
+from dovetail.core.results.charts import Chart, Series, as_fact
+from dovetail.core.results.confidence import Mean
+from dovetail.report.data.collect import collect
 from dovetail.report.html import page
 from dovetail.report.look import number
 from dovetail.report.sweep_page import sweep_page

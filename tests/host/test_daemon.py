@@ -19,10 +19,10 @@ from typing import Any
 import pytest
 
 from dovetail.cli import main
-from dovetail.core.engine import replay
 from dovetail.core.errors import DovetailError, InputError
 from dovetail.core.events import Arrived, Asked
 from dovetail.core.journal import Reader
+from dovetail.core.loop.engine import replay
 from dovetail.core.service import shim
 from dovetail.host import connect, daemon_command, up
 from dovetail.host.live.book import ProgramBook

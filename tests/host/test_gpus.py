@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from dovetail.cli import main
 from dovetail.core.events import Arrived, Asked, Failed, Finished, Pause, Reject, Resume, Start
-from dovetail.core.executor import SimExecutor
+from dovetail.core.loop.executor import SimExecutor
 from dovetail.core.resources import is_type
 from dovetail.host import load, simulate
 from dovetail.host.check import check_journal

@@ -7,10 +7,10 @@ from random import Random
 
 import pytest
 
-from dovetail.core.engine import serve
-from dovetail.core.executor import SimExecutor
 from dovetail.core.journal import Writer
-from dovetail.core.replay import replay_journal
+from dovetail.core.loop.engine import serve
+from dovetail.core.loop.executor import SimExecutor
+from dovetail.core.loop.replay import replay_journal
 from dovetail.host.check import check_journal
 from dovetail.host.live.setup import HostSetup
 from dovetail.host.options import HostOptions

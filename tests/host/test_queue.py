@@ -16,6 +16,8 @@ import pytest
 from dovetail.cli import main
 from dovetail.cli.host.submit import submit as submit_command
 from dovetail.core.errors import DovetailError, InputError
+from dovetail.core.events import Arrived, Asked
+from dovetail.core.journal import Reader
 from dovetail.host import Client, connect
 from dovetail.host.check import check_journal
 from dovetail.host.inputs.jobs import ProgramJob

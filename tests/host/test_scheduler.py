@@ -17,6 +17,7 @@ from dovetail.core.events import (
     Finished,
     Instruction,
     Measured,
+    Observed,
     Pause,
     Reject,
     Resize,

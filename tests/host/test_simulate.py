@@ -7,9 +7,9 @@ from random import Random
 
 import pytest
 
-from dovetail.core.engine import replay
 from dovetail.core.errors import InputError
 from dovetail.core.journal import Reader
+from dovetail.core.loop.engine import replay
 from dovetail.host.check import check_journal
 from dovetail.host.inputs.requests import Request, read_requests
 from dovetail.host.inputs.workload import Workload

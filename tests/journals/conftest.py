@@ -24,7 +24,7 @@ from dovetail.core.events import (
     Start,
 )
 from dovetail.core.journal import Clock, Header
-from dovetail.core.recorder import Recorder
+from dovetail.core.journal.recorder import Recorder
 from dovetail.core.resources import Device, DeviceType, Pool
 from dovetail.core.tasks import Task, TaskGraphRecord
 from dovetail.core.words import Words

@@ -17,7 +17,7 @@ from dovetail.core.findings import Findings
 from dovetail.core.journal import Reader
 from dovetail.core.metrics import Metrics
 from dovetail.report import perfetto
-from dovetail.report.collect import collect
+from dovetail.report.data.collect import collect
 from dovetail.report.html import page
 from dovetail.report.static import draw
 from dovetail.testing.damage import damaged

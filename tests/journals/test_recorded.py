@@ -14,7 +14,7 @@ from dovetail.core.events import Arrived, Complete, Failed, Finished, Reject, St
 from dovetail.core.explain import explain, sentences
 from dovetail.core.journal import Reader
 from dovetail.report import perfetto
-from dovetail.report.collect import collect
+from dovetail.report.data.collect import collect
 from dovetail.report.html import page
 
 Journals = dict[str, Path]

@@ -14,7 +14,7 @@ import pytest
 import dovetail
 from dovetail.core.events import Arrived, Start
 from dovetail.core.journal import Reader
-from dovetail.core.run import JournalFile, Run
+from dovetail.core.results.run import JournalFile, Run
 from tests.journals.conftest import LEVELS
 
 Journals = dict[str, Path]

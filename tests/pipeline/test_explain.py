@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
-from dovetail.core.charts import charts_of
 from dovetail.core.journal import Reader
+from dovetail.core.results.charts import charts_of
 from dovetail.pipeline import explain as module
 from dovetail.pipeline.explain import curves
 from dovetail.pipeline.plan import Constraints, Plan

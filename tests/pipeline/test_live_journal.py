@@ -19,7 +19,7 @@ from dovetail.pipeline.live.journal import RunJournal
 from dovetail.pipeline.live.supervisor import Joined, Patience
 from dovetail.pipeline.live.wire import Offset, Visit
 from dovetail.pipeline.scheduler import scheduler_for
-from dovetail.report.collect import collect
+from dovetail.report.data.collect import collect
 from dovetail.testing.pipeline_live import PlayedRun, even_plan
 
 PATIENT = RunOptions(patience=Patience(heartbeat_limit_s=1000.0))

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from dovetail.core.errors import InputError
-from dovetail.pipeline.hardware import BUSY, Disturbance, OtherPrograms, placed_on
+from dovetail.pipeline.hardware import BUSY, Disturbance, OtherPrograms, _processor_s, placed_on
 from dovetail.pipeline.models.load import load
 from dovetail.pipeline.models.spec import Chain, ModelSpec
 from dovetail.pipeline.profile.measure import Effort, highest_use, profile_chain, weight_bytes

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dovetail.core.events import Arrived, Asked, Resume, Start
-from dovetail.core.executor import SimExecutor
+from dovetail.core.loop.executor import SimExecutor
 from dovetail.host.inputs.workload import Workload
 from dovetail.host.options import HostOptions
 from dovetail.host.program import program_graph

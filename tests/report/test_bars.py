@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 
 from dovetail.core.events import Finished, Start
 from dovetail.core.resources import Pool
-from dovetail.report.bars import FAILED, Bar, Bars, Shelf
-from dovetail.report.timeline import Timeline
+from dovetail.report.data.bars import FAILED, Bar, Bars, Shelf
+from dovetail.report.data.timeline import Timeline
 
 
 def bar(device: int, start: float, length: float, setup: float = 0.0, **more: Any) -> Bar:

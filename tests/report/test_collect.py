@@ -11,8 +11,8 @@ import pytest
 from dovetail.core.errors import InputError
 from dovetail.core.events import Arrived, Complete, Finished, Start
 from dovetail.report import perfetto
-from dovetail.report.bars import DONE, FAILED, OPEN
-from dovetail.report.collect import QUEUE, RUN, SETUP, collect
+from dovetail.report.data.bars import DONE, FAILED, OPEN
+from dovetail.report.data.collect import QUEUE, RUN, SETUP, collect
 from dovetail.report.html import page
 
 Write = Callable[..., Path]

@@ -16,8 +16,8 @@ from dovetail.cli.report import report
 from dovetail.core.errors import InputError, MissingExtraError
 from dovetail.core.journal import Clock
 from dovetail.report import html, show
-from dovetail.report.collect import collect
-from dovetail.report.pieces import Finest
+from dovetail.report.data.collect import collect
+from dovetail.report.data.pieces import Finest
 
 Write = Callable[..., Path]
 

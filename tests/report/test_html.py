@@ -11,13 +11,13 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from dovetail.core.charts import Chart, Series, as_fact
 from dovetail.core.events import Arrived, Complete, Finished, Reject, Start
+from dovetail.core.results.charts import Chart, Series, as_fact
 from dovetail.core.words import Words
-from dovetail.report.charts import Mark, _distribution
-from dovetail.report.collect import collect
+from dovetail.report.data.collect import collect
 from dovetail.report.html import page
 from dovetail.report.look import PALETTE, colours, facets, names
+from dovetail.report.svg.charts import Mark, _distribution
 from tests.report_pages import bars_of, data_of, piece_ids, roomy
 
 Write = Callable[..., Path]

@@ -6,7 +6,7 @@ from typing import Any
 from xml.etree import ElementTree
 
 from dovetail.core.events import Arrived, Complete, Failed, Finished, Pause, Reject, Resize, Resume, Start
-from dovetail.report.jobs import Life, Stretch, lives, picture
+from dovetail.report.svg.jobs import Life, Stretch, lives, picture
 
 EVIL = "</svg><script>alert(1)</script>"
 SVG = "{http://www.w3.org/2000/svg}"

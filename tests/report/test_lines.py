@@ -9,12 +9,12 @@ from xml.etree import ElementTree
 
 import pytest
 
-from dovetail.core.charts import Chart, Series, as_fact
 from dovetail.core.errors import InputError
-from dovetail.report.collect import collect
+from dovetail.core.results.charts import Chart, Series, as_fact
+from dovetail.report.data.collect import collect
 from dovetail.report.html import page
-from dovetail.report.lines import line_chart
 from dovetail.report.static import draw
+from dovetail.report.svg.lines import line_chart
 from tests.report_pages import roomy
 
 Write = Callable[..., Path]

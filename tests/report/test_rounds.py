@@ -12,15 +12,15 @@ from xml.etree import ElementTree
 import pytest
 
 from dovetail.cluster.words import WORDS
-from dovetail.core.charts import Chart, Series, as_fact
 from dovetail.core.errors import InputError
 from dovetail.core.events import Rows
 from dovetail.core.journal import Header, Writer
 from dovetail.core.resources import Device, DeviceType, Pool
+from dovetail.core.results.charts import Chart, Series, as_fact
 from dovetail.core.words import Words
 from dovetail.report import perfetto
-from dovetail.report.bars import DONE, FAILED
-from dovetail.report.collect import QUEUE, Story, collect
+from dovetail.report.data.bars import DONE, FAILED
+from dovetail.report.data.collect import QUEUE, Story, collect
 from dovetail.report.html import page
 from dovetail.report.static import draw
 

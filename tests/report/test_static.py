@@ -10,7 +10,7 @@ from xml.etree import ElementTree
 import pytest
 
 from dovetail.core.errors import MissingExtraError
-from dovetail.report.collect import collect
+from dovetail.report.data.collect import collect
 from dovetail.report.static import draw
 
 Write = Callable[..., Path]

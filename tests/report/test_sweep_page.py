@@ -7,7 +7,7 @@ from typing import Any
 from xml.etree import ElementTree
 
 from dovetail.cluster.sweeps.groups import difference, groups
-from dovetail.report.bands import Axis, Line, Point, band_chart
+from dovetail.report.svg.bands import Axis, Line, Point, band_chart
 from dovetail.report.sweep_page import sweep_page
 from tests.report_pages import roomy
 

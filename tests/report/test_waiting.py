@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from dovetail.cli import main
-from dovetail.report.collect import collect
-from dovetail.report.waiting import Waits
+from dovetail.report.data.collect import collect
+from dovetail.report.data.waiting import Waits
 from dovetail.report.waiting_card import said
 from dovetail.testing.workflow.random_workloads import policies_for, random_case, read_case, run_case
 from dovetail.workflow.words import WORDS

@@ -14,7 +14,7 @@ from dovetail.pipeline.planner import plan
 from dovetail.pipeline.route import Route
 from dovetail.pipeline.simulate import simulate
 from dovetail.report import perfetto
-from dovetail.report.collect import collect
+from dovetail.report.data.collect import collect
 from dovetail.report.html import page
 from dovetail.report.static import draw
 from dovetail.testing.pipeline import random_pipeline

@@ -17,12 +17,12 @@ from msgspec.structs import replace
 from dovetail import workflow
 from dovetail.cli import main
 from dovetail.core.check import Check
-from dovetail.core.engine import serve
 from dovetail.core.errors import InputError
 from dovetail.core.events import Arrived, Finished, Grew, Order, Start
-from dovetail.core.inbox import Inbox
 from dovetail.core.journal import Observer, Reader, Writer
-from dovetail.core.replay import replay_journal
+from dovetail.core.loop.engine import serve
+from dovetail.core.loop.inbox import Inbox
+from dovetail.core.loop.replay import replay_journal
 from dovetail.core.tasks import Task, TaskGraph
 from dovetail.testing.workflow.random_workloads import policies_for, random_case, read_case, run_case
 from dovetail.workflow.check import check_journal

@@ -13,8 +13,8 @@ from dovetail import workflow
 from dovetail.core.errors import InputError
 from dovetail.core.events import Arrived, Failed, Finished, Observed, Reject, Settled, Start, Stimulus
 from dovetail.core.journal import Ended, Reader
+from dovetail.core.loop.replay import replay_journal
 from dovetail.core.rates import HOST, Rate, RateTable, Switch
-from dovetail.core.replay import replay_journal
 from dovetail.core.resources import Pool
 from dovetail.testing.workflow.as_it_was import simulations
 from dovetail.testing.workflow.live_like import Mishap, Reality, run_live_like

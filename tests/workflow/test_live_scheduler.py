@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 
 from dovetail.core import registry
-from dovetail.core.engine import serve
 from dovetail.core.errors import InputError, PolicyError
 from dovetail.core.events import (
     Added,
@@ -27,9 +26,10 @@ from dovetail.core.events import (
     Stimulus,
     Stop,
 )
-from dovetail.core.inbox import Inbox
 from dovetail.core.journal import Ended, Reader
-from dovetail.core.replay import replay_journal
+from dovetail.core.loop.engine import serve
+from dovetail.core.loop.inbox import Inbox
+from dovetail.core.loop.replay import replay_journal
 from dovetail.core.resources import Device, Pool
 from dovetail.core.tasks import Task, TaskGraph
 from dovetail.testing.workflow.live_like import (

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from dovetail.core import registry
-from dovetail.core.engine import simulate
 from dovetail.core.events import Arrived
-from dovetail.core.executor import SimExecutor
+from dovetail.core.loop.engine import simulate
+from dovetail.core.loop.executor import SimExecutor
 from dovetail.core.metrics import Metrics
 from dovetail.core.resources import Pool
 from dovetail.core.tasks import Task, TaskGraph

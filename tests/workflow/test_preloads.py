@@ -15,11 +15,11 @@ from msgspec.structs import replace
 
 from dovetail.core.errors import InputError, PolicyError
 from dovetail.core.events import Finished, Prepare, PrepareEnded, Start
-from dovetail.core.guard import Guard
 from dovetail.core.journal import Reader
-from dovetail.core.replay import replay_journal
+from dovetail.core.loop.guard import Guard
+from dovetail.core.loop.replay import replay_journal
 from dovetail.core.resources import Pool
-from dovetail.report.bars import Bars
+from dovetail.report.data.bars import Bars
 from dovetail.testing.workflow import restless
 from dovetail.testing.workflow.families import WorkloadFamily, load_family
 from dovetail.testing.workflow.live_like import live_case, random_reality, run_live_like

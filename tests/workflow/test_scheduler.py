@@ -14,10 +14,10 @@ from typing import Any
 import pytest
 
 from dovetail.core import registry
-from dovetail.core.engine import replay
 from dovetail.core.errors import PolicyError
 from dovetail.core.events import Arrived, Complete, Failed, Finished, Instruction, Reject, Start, Stimulus, WakeAt, Woke
 from dovetail.core.journal import Reader
+from dovetail.core.loop.engine import replay
 from dovetail.core.resources import Pool
 from dovetail.core.tasks import Task, TaskGraph
 from dovetail.testing.workflow.random_workloads import policies_for, random_case, read_case, run_case

@@ -17,7 +17,7 @@ from dovetail.core import registry
 from dovetail.core.errors import InputError, PolicyError
 from dovetail.core.events import Failed, Finished, Observed, Start
 from dovetail.core.journal import Reader
-from dovetail.core.replay import replay_journal
+from dovetail.core.loop.replay import replay_journal
 from dovetail.workflow.check import check_journal
 from dovetail.workflow.compat.check_log import check_log
 from dovetail.workflow.export import write_logs

@@ -14,7 +14,7 @@ from cyclopts import App, CycloptsError, UnknownCommandError
 
 from dovetail.cli.verbs import Command, note_dashes, register
 from dovetail.core.errors import DovetailError, MissingExtraError
-from dovetail.core.output import printable, shortened
+from dovetail.core.files.output import printable, shortened
 from dovetail.version import __version__
 
 COMMANDS = (

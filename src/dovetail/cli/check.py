@@ -10,7 +10,7 @@ from cyclopts import Parameter
 
 from dovetail.cli.common import Format, atomic_write, newest, print_json, print_table
 from dovetail.core.errors import InputError
-from dovetail.core.output import refuse_overwrite
+from dovetail.core.files.output import refuse_overwrite
 
 if TYPE_CHECKING:
     from dovetail.core.findings import Finding, Report

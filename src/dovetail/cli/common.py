@@ -17,8 +17,8 @@ from unicodedata import combining, east_asian_width
 from cyclopts import Parameter
 
 from dovetail.core.errors import InputError, cannot_write
-from dovetail.core.output import atomic_write as atomic_write  # the commands find it here with the rest
-from dovetail.core.output import printable
+from dovetail.core.files.output import atomic_write as atomic_write  # the commands find it here with the rest
+from dovetail.core.files.output import printable
 
 Format = Literal["table", "json"]
 Flag = Annotated[bool, Parameter(negative=())]  # given or not; there is no --no-...

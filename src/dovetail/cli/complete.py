@@ -77,7 +77,7 @@ def _jobs_of_journal(context: Any) -> Found:
 
 def _models(context: Any) -> Found:
     """Of the planner's file of models."""
-    from dovetail.core.files import Document
+    from dovetail.core.files.document import Document
 
     return list(Document.read(Path(_typed(context, "models_file") or "models.yml")).data)
 

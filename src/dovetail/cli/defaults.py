@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from cyclopts import App, ArgumentCollection
 
 if TYPE_CHECKING:
-    from dovetail.core.files import Document
+    from dovetail.core.files.document import Document
 
 
 def config_path() -> Path:
@@ -33,7 +33,7 @@ class UserDefaults:
             return
         from cyclopts.config import Dict
 
-        from dovetail.core.files import Document
+        from dovetail.core.files.document import Document
 
         doc = Document.read(path)
         tables = doc.convert(doc.data or {}, dict[str, dict[str, dict[str, Any]]])

@@ -24,7 +24,7 @@ def replay(journal: Path, /, *, format: Format = "table") -> int:
     format
         table for people, json for programs.
     """
-    from dovetail.core.replay import replay_journal
+    from dovetail.core.loop.replay import replay_journal
 
     found = replay_journal(journal)
     unlike = found.difference

@@ -11,10 +11,10 @@ from cyclopts import Parameter
 
 from dovetail.cli.common import Flag, Format, atomic_write, newest_journal, print_json, print_table
 from dovetail.core.errors import InputError
-from dovetail.core.output import refuse_overwrite, written_whole
+from dovetail.core.files.output import refuse_overwrite, written_whole
 
 if TYPE_CHECKING:
-    from dovetail.report.collect import Story
+    from dovetail.report.data.collect import Story
 
 _PICTURES = (".png", ".svg")
 
@@ -67,7 +67,7 @@ def report(
         from dovetail.report.static import require
 
         require()  # nothing is written if the pictures cannot be
-    from dovetail.report.collect import MAX_FINEST, collect
+    from dovetail.report.data.collect import MAX_FINEST, collect
 
     alone = out is not None and out.suffix.lower() in _PICTURES and not out.is_dir()
     finest = 0 if alone else MAX_FINEST  # which only a page reads

@@ -14,8 +14,8 @@ from dovetail.cluster.metrics import ClusterMetrics
 from dovetail.cluster.policies.base import Policy
 from dovetail.cluster.virtual_time import VirtualTime
 from dovetail.core.errors import InputError
-from dovetail.core.files import open_bytes
-from dovetail.core.output import written_whole
+from dovetail.core.files.output import written_whole
+from dovetail.core.files.reading import open_bytes
 
 _MAGIC = b"dovetail cluster checkpoint 5\n"
 _MODULES = ("dovetail.cluster.", "dovetail.solve.")

@@ -16,7 +16,7 @@ from dovetail.core.errors import InputError, did_you_mean
 from dovetail.core.events import Rows
 from dovetail.core.findings import Findings
 from dovetail.core.journal import Ended, Reader
-from dovetail.core.run import Account
+from dovetail.core.results.run import Account
 
 _SHOWN = 5  # holders and overtakers that are named
 _NO_SERVICE = "there was no service to decide anything"

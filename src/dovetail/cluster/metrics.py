@@ -16,8 +16,8 @@ from dovetail.cluster.header import ClusterFacts
 from dovetail.cluster.policies.base import Floats, Ints
 from dovetail.cluster.rounding.details import RunDetails
 from dovetail.cluster.rounding.records import CHANGED, KEPT, MOVED
-from dovetail.core.charts import Chart, Series, as_fact
 from dovetail.core.events import Rows
+from dovetail.core.results.charts import Chart, Series, as_fact
 
 
 class ClusterFigures(Struct, kw_only=True):

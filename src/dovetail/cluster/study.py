@@ -38,14 +38,14 @@ from dovetail.cluster.sweeps.stability import QueueWatch, StoppedError
 from dovetail.cluster.sweeps.table import read_sweep, write_table
 from dovetail.cluster.sweeps.varied import varied
 from dovetail.core import registry
-from dovetail.core.comparison import Comparison
 from dovetail.core.errors import DovetailError, InputError, check_functions, did_you_mean, within
-from dovetail.core.files import Document, Source, as_path
-from dovetail.core.output import atomic_write, need_folders, refuse_overwrite
+from dovetail.core.files.document import Document, Source, as_path
+from dovetail.core.files.output import atomic_write, need_folders, refuse_overwrite
+from dovetail.core.files.plain import plain, scalar
+from dovetail.core.loop.replay import Agreement, replay_journal
 from dovetail.core.parallel import CellEngine, cell_engine, run_all
-from dovetail.core.plain import plain, scalar
-from dovetail.core.replay import Agreement, replay_journal
-from dovetail.core.run import JournalFile, JournalPath, Run
+from dovetail.core.results.comparison import Comparison
+from dovetail.core.results.run import JournalFile, JournalPath, Run
 
 AnyPath = str | PathLike[str]
 COMPARED = ("makespan_s", "avg_jct_s", "p95_jct_s", "utilization", "total_cost", "rho_mean", "rho_max", "jain")

@@ -26,7 +26,7 @@ from dovetail.core.events import (
     Stop,
 )
 from dovetail.core.journal import Ended, Header, Reader, Recorded
-from dovetail.core.preloads import Preloads
+from dovetail.core.journal.preloads import Preloads
 from dovetail.core.tasks import Task, TaskGraph, TaskGraphError
 
 _SHOWN = 10

@@ -24,7 +24,7 @@ from dovetail.core.events import (
     Settled,
     Start,
 )
-from dovetail.core.preloads import Preloads
+from dovetail.core.journal.preloads import Preloads
 from dovetail.core.resources import Pool
 
 

@@ -11,8 +11,9 @@ from typing import Literal
 import msgspec
 from msgspec import Struct
 
-from dovetail.core import files
-from dovetail.core.output import written_whole
+from dovetail.core.files.document import Document
+from dovetail.core.files.document import Source as Given
+from dovetail.core.files.output import written_whole
 
 ANY = "*"  # in the place of whatever there was
 HOST = "host memory"  # where something comes from that need not be read from its source

@@ -20,7 +20,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, NamedTuple, TypeVar
 
-from dovetail.core.errors import InputError, did_you_mean
+from dovetail.core.errors import DovetailError, InputError, PolicyError, did_you_mean
 from dovetail.core.policy_source import REQUIRED, PolicySource, read_policies
 
 GROUP = "dovetail.policies"
@@ -225,7 +225,7 @@ def create(level: str, name: str, options: Mapping[str, Any] | None = None) -> A
     """
     import msgspec
 
-    from dovetail.core.plain import plain
+    from dovetail.core.files.plain import plain
 
     name, written = written_options(name)
     factory, known = find(level, name), options_of(level, name)

@@ -15,7 +15,7 @@ from msgspec import Struct
 from dovetail.core import check as core
 from dovetail.core.errors import InputError
 from dovetail.core.events import Arrived, Complete, Reject, Rows, Start
-from dovetail.core.files import explain
+from dovetail.core.files.document import explain
 from dovetail.core.findings import Findings, Report, close
 from dovetail.core.journal import Ended, Header, Reader
 from dovetail.core.metrics import recount

@@ -8,7 +8,7 @@ from typing import Any
 
 import msgspec
 
-from dovetail.core.output import written_whole
+from dovetail.core.files.output import written_whole
 from dovetail.dispatch.chunk import ChunkRow
 
 Span = tuple[int, str, int, float, float]  # device, what, first item, begin and end in seconds

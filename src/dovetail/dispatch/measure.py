@@ -12,12 +12,12 @@ from typing import Any, NamedTuple
 import msgspec
 from msgspec import Struct
 
-from dovetail.core.comparison import Comparison
 from dovetail.core.errors import InputError, check_functions
-from dovetail.core.files import as_path
-from dovetail.core.output import atomic_write
+from dovetail.core.files.document import as_path
+from dovetail.core.files.output import atomic_write
 from dovetail.core.rates import Rate, RateTable
-from dovetail.core.run import JournalFile
+from dovetail.core.results.comparison import Comparison
+from dovetail.core.results.run import JournalFile
 from dovetail.dispatch.compat.options import KINDS, read_scheduler, scheduler_from, scheduler_from_flags
 from dovetail.dispatch.inputs.devices import NodeDevice, resolve, several
 from dovetail.dispatch.inputs.target import blamed, function_and_batch

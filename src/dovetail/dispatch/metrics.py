@@ -10,8 +10,8 @@ from typing import Any
 from msgspec import Struct
 
 from dovetail.core.journal import Reader
-from dovetail.core.replay import Agreement, replay_journal
-from dovetail.core.run import JournalFile, Run
+from dovetail.core.loop.replay import Agreement, replay_journal
+from dovetail.core.results.run import JournalFile, Run
 from dovetail.dispatch.bounds import busy_time_s
 from dovetail.dispatch.chunk import ChunkRow
 from dovetail.dispatch.export import Span, write_trace

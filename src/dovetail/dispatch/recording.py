@@ -17,7 +17,7 @@ from typing import Any
 
 from dovetail.core.events import Rows
 from dovetail.core.journal import Clock, Header
-from dovetail.core.recorder import Recorder
+from dovetail.core.journal.recorder import Recorder
 from dovetail.core.resources import Device, DeviceType, Pool
 from dovetail.dispatch.bounds import bound_makespan_s, kept_rate
 from dovetail.dispatch.chunk import Chunk, ChunkRow, gaps

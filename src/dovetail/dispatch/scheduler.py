@@ -6,7 +6,7 @@ from math import inf
 from operator import index
 from typing import Any
 
-from dovetail.core.errors import PolicyError
+from dovetail.core.errors import DovetailError, policy_failed, policy_gave
 from dovetail.dispatch.chunk import Chunk, ChunkRow, ResultFormError, gaps
 from dovetail.dispatch.inputs.cursor import Cursor
 from dovetail.dispatch.policies.base import DECLINE, DeviceState, Policy, View

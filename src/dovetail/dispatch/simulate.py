@@ -14,11 +14,11 @@ from typing import Any
 from msgspec import Struct
 
 from dovetail.core import registry
-from dovetail.core.comparison import Comparison
 from dovetail.core.errors import InputError, PolicyError
-from dovetail.core.output import refuse_overwrite
-from dovetail.core.plain import scalar
-from dovetail.core.run import JournalFile, JournalPath
+from dovetail.core.files.output import refuse_overwrite
+from dovetail.core.files.plain import scalar
+from dovetail.core.results.comparison import Comparison
+from dovetail.core.results.run import JournalFile, JournalPath
 from dovetail.dispatch.bounds import peak_rate
 from dovetail.dispatch.chunk import Chunk, ChunkRow
 from dovetail.dispatch.inputs.cursor import LocalCursor

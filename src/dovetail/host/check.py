@@ -27,7 +27,7 @@ from dovetail.core.events import (
     Start,
     Stop,
 )
-from dovetail.core.files import as_path
+from dovetail.core.files.document import as_path
 from dovetail.core.findings import TOLERANCE, Findings, Report, check_bounds, close, compare
 from dovetail.core.journal import Ended, Header, open_journal
 from dovetail.core.metrics import recount

@@ -13,12 +13,12 @@ from typing import Any, Unpack
 import msgspec
 from msgspec import Struct
 
-from dovetail.core.comparison import Comparison
-from dovetail.core.confidence import mean
 from dovetail.core.errors import InputError, check_functions
-from dovetail.core.files import Source, as_path, checked
-from dovetail.core.output import atomic_write
-from dovetail.core.plain import scalar
+from dovetail.core.files.document import Source, as_path, checked
+from dovetail.core.files.output import atomic_write
+from dovetail.core.files.plain import scalar
+from dovetail.core.results.comparison import Comparison
+from dovetail.core.results.confidence import mean
 from dovetail.host.compat.scheduler import ASSIGNS, PLANS
 from dovetail.host.curves import curves_by_image
 from dovetail.host.export import as_csv, cell_text, comparison_csv, comparison_row, run_files

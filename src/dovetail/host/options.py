@@ -97,7 +97,7 @@ def host_options(given: Mapping[str, Any]) -> HostOptions:
     Traceback (most recent call last):
     dovetail.core.errors.InputError: min_cores: expected int, found float
     """
-    from dovetail.core.files import checked  # reads formats, which a client of the daemon need not wait for
+    from dovetail.core.files.document import checked  # reads formats, which a client of the daemon need not wait for
 
     gpus = given.get("gpus")
     read = {"gpus": parse_gpus(str(gpus)) if isinstance(gpus, str | int) else gpus or ()}

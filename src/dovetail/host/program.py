@@ -9,6 +9,7 @@ import msgspec
 from msgspec import Struct
 
 from dovetail.core.errors import InputError
+from dovetail.core.events import Asked, Observed
 from dovetail.core.tasks import Task, TaskGraph
 from dovetail.host.curves import LINEAR, SpeedUp, curve, learned
 
@@ -59,7 +60,7 @@ class Ask(Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
         try:
             ask = msgspec.convert(facts, cls)
         except msgspec.ValidationError as error:
-            from dovetail.core.files import explain  # reads formats: not needed until something is wrong
+            from dovetail.core.files.document import explain  # reads formats: not needed until something is wrong
 
             keys, message = explain(error, cls)
             raise InputError(f"{job}: {'.'.join(map(str, keys)) + ': ' if keys else ''}{message}") from None

@@ -7,7 +7,6 @@ from itertools import count
 from math import inf
 from typing import Any, NamedTuple
 
-from dovetail.core.engine import Scheduler
 from dovetail.core.errors import InputError
 from dovetail.core.events import (
     Arrived,
@@ -18,7 +17,6 @@ from dovetail.core.events import (
     Finished,
     Instruction,
     Measured,
-    Observed,
     Pause,
     Reject,
     Resize,
@@ -30,6 +28,7 @@ from dovetail.core.events import (
     WakeAt,
 )
 from dovetail.core.journal import Header, Reader
+from dovetail.core.loop.engine import Scheduler
 from dovetail.core.resources import devices_text
 from dovetail.core.tasks import TaskGraph
 from dovetail.host.admission import FAR, Admission

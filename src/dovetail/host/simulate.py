@@ -12,18 +12,18 @@ from typing import Any, Unpack
 import msgspec
 from msgspec import Struct
 
-from dovetail.core.engine import simulate as run_engine
 from dovetail.core.errors import InputError
 from dovetail.core.events import Arrived
-from dovetail.core.executor import SimExecutor
-from dovetail.core.files import as_path
+from dovetail.core.files.document import as_path
+from dovetail.core.files.output import atomic_write, refuse_overwrite
 from dovetail.core.findings import Report
 from dovetail.core.journal import Header, Observer, Writer
+from dovetail.core.loop.engine import simulate as run_engine
+from dovetail.core.loop.executor import SimExecutor
+from dovetail.core.loop.replay import Agreement, replay_journal
 from dovetail.core.metrics import Metrics, recount
-from dovetail.core.output import atomic_write, refuse_overwrite
-from dovetail.core.replay import Agreement, replay_journal
 from dovetail.core.resources import Device, DeviceType, Pool
-from dovetail.core.run import JournalFile, JournalPath, Run
+from dovetail.core.results.run import JournalFile, JournalPath, Run
 from dovetail.core.tasks import TaskGraph, TaskGraphRecord
 from dovetail.host.bounds import makespan_bound_s
 from dovetail.host.check import check_journal

@@ -8,11 +8,11 @@ from typing import Literal
 import numpy as np
 from msgspec.structs import replace
 
-from dovetail.core.charts import Chart, Series
-from dovetail.core.comparison import Comparison
 from dovetail.core.errors import InputError
-from dovetail.core.files import Source
-from dovetail.core.run import Picture
+from dovetail.core.files.document import Source
+from dovetail.core.results.charts import Chart, Series
+from dovetail.core.results.comparison import Comparison
+from dovetail.core.results.run import Picture
 from dovetail.pipeline.inputs.pool import with_hosts
 from dovetail.pipeline.inputs.problem import Pipeline
 from dovetail.pipeline.optimise.by_devices import cheapest_by_devices, work

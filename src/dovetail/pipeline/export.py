@@ -14,8 +14,8 @@ from typing import Any, Literal, get_args
 from msgspec import Struct
 
 from dovetail.core.errors import InputError, did_you_mean
-from dovetail.core.files import Source, as_path
-from dovetail.core.output import atomic_write, refuse_overwrite
+from dovetail.core.files.document import Source, as_path
+from dovetail.core.files.output import atomic_write, refuse_overwrite
 from dovetail.pipeline.language.shape import language_model
 from dovetail.pipeline.models.spec import ModelSpec, model_spec
 from dovetail.pipeline.plan import Plan, read_plan

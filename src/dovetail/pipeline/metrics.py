@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 
 from dovetail.core.rates import RateTable
-from dovetail.core.run import JournalFile, Run
+from dovetail.core.results.run import JournalFile, Run
 from dovetail.pipeline.plan import Plan
 
 

@@ -23,7 +23,7 @@ from dovetail.pipeline.plan import Constraints, Infeasible, InfeasibleError, Pla
 from dovetail.pipeline.planner import TIME_LIMIT_S, check_time_limit, plan
 
 if TYPE_CHECKING:
-    from dovetail.core.comparison import Comparison
+    from dovetail.core.results.comparison import Comparison
 
 _FIRST_SHARE = 0.3  # of the time, for the least bottleneck: no plan of the front is faster
 
@@ -47,7 +47,7 @@ class Front(Struct, kw_only=True):
     @property
     def table(self) -> Comparison:
         """A row per plan; energy and money only where they are known."""
-        from dovetail.core.comparison import Comparison
+        from dovetail.core.results.comparison import Comparison
 
         priced = [key for key in ("energy_j_per_item", "money_per_item") if any(getattr(p, key) for p in self.points)]
         keys = ("bottleneck_s", "throughput_items_s", "latency_s")

@@ -12,13 +12,14 @@ import msgspec
 from msgspec import Struct, field
 
 from dovetail.core.errors import DovetailError, InputError
-from dovetail.core.files import Document, Key, Source, as_path, checked, yaml_text
-from dovetail.core.output import atomic_write
+from dovetail.core.files.document import Document, Key, Source, as_path, checked
+from dovetail.core.files.output import atomic_write
+from dovetail.core.files.reading import yaml_text
 from dovetail.core.rates import Rate, RateTable
 from dovetail.pipeline.inputs.problem import Pipeline, check_number, check_tied
 
 if TYPE_CHECKING:
-    from dovetail.core.comparison import Comparison
+    from dovetail.core.results.comparison import Comparison
 
 Objective = Literal["throughput", "latency", "batch", "devices", "energy", "money"]
 LINK_WIDTHS = (*range(2, 17), 32)  # bits of a value on a link; 32: as it is
@@ -179,7 +180,7 @@ class Plan(Struct, kw_only=True, forbid_unknown_fields=True):
 
     @property
     def _table(self) -> Comparison:
-        from dovetail.core.comparison import Comparison
+        from dovetail.core.results.comparison import Comparison
 
         rows = [
             {"host": " + ".join(stage.hosts), "type": stage.type, "first": stage.layers[0], "last": stage.layers[1]}

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Sequence
 
-from dovetail.core.engine import Scheduler
 from dovetail.core.errors import InputError
 from dovetail.core.events import Arrived, Complete, Finished, Instruction, Start, Stimulus
 from dovetail.core.journal import Header, Reader
+from dovetail.core.loop.engine import Scheduler
 from dovetail.pipeline.route import LINK
 
 

@@ -13,16 +13,16 @@ from pathlib import Path
 import msgspec
 from msgspec import Struct
 
-from dovetail.core.charts import as_fact
-from dovetail.core.engine import simulate as drive
 from dovetail.core.errors import InputError
 from dovetail.core.events import Arrived
-from dovetail.core.executor import SimExecutor
-from dovetail.core.files import Source, checked
+from dovetail.core.files.document import Source, checked
+from dovetail.core.files.output import refuse_overwrite
 from dovetail.core.journal import Header, Observer, Writer
+from dovetail.core.loop.engine import simulate as drive
+from dovetail.core.loop.executor import SimExecutor
 from dovetail.core.metrics import Figures, Metrics, recount
-from dovetail.core.output import refuse_overwrite
-from dovetail.core.run import JournalFile, JournalPath
+from dovetail.core.results.charts import as_fact
+from dovetail.core.results.run import JournalFile, JournalPath
 from dovetail.core.tasks import TaskGraphRecord
 from dovetail.pipeline.explain import curves
 from dovetail.pipeline.metrics import PipelineRun

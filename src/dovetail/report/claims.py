@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from dovetail.core.words import Claim, Unit
 from dovetail.report import look
-from dovetail.report.collect import Story
+from dovetail.report.data.collect import Story
 from dovetail.report.document import card
 from dovetail.report.tables import TableColumn, table
 

@@ -6,11 +6,12 @@ from collections.abc import Sequence
 from html import escape
 from typing import NamedTuple
 
-from dovetail.report import charts, look
+from dovetail.report import look
 from dovetail.report.claims import claims_card
-from dovetail.report.collect import Story
+from dovetail.report.data.collect import Story
 from dovetail.report.document import for_widths
-from dovetail.report.lines import cumulative
+from dovetail.report.svg import charts
+from dovetail.report.svg.lines import cumulative
 from dovetail.report.tables import Raw, TableColumn, table
 
 

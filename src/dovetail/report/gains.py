@@ -8,12 +8,12 @@ from html import escape
 from typing import NamedTuple
 
 from dovetail.report import look
-from dovetail.report.charts import label
-from dovetail.report.collect import Story
+from dovetail.report.data.collect import Story
 from dovetail.report.document import for_widths
-from dovetail.report.gantt import WIDTH, gantt
 from dovetail.report.html import page
 from dovetail.report.show import standalone
+from dovetail.report.svg.charts import label
+from dovetail.report.svg.gantt import WIDTH, gantt
 
 
 class Gain(NamedTuple):

@@ -8,15 +8,16 @@ from typing import Any
 
 import msgspec
 
-from dovetail.core.charts import KEY as CHARTS
-from dovetail.report import charts, look
-from dovetail.report.bars import FAILED
+from dovetail.core.results.charts import KEY as CHARTS
+from dovetail.report import look
 from dovetail.report.claims import claims_card
-from dovetail.report.collect import MAX_LISTED, Story
 from dovetail.report.comparison import comparison
+from dovetail.report.data.bars import FAILED
+from dovetail.report.data.collect import MAX_LISTED, Story
 from dovetail.report.document import asset, card, document, for_widths
-from dovetail.report.lines import line_charts
 from dovetail.report.payload import payload
+from dovetail.report.svg import charts
+from dovetail.report.svg.lines import line_charts
 from dovetail.report.tables import Raw, TableColumn, table
 from dovetail.report.usage import usage_card
 from dovetail.report.waiting_card import said, waiting_card

@@ -12,10 +12,10 @@ from dovetail.core.journal import Header
 from dovetail.core.resources import Pool
 from dovetail.core.resources import devices_text as devices_text
 from dovetail.core.resources import runs_of as runs_of
-from dovetail.report.collect import Story
-from dovetail.report.devices import own_names
-from dovetail.report.units import Unit as Unit
-from dovetail.report.units import unit_for as unit_for
+from dovetail.report.data.collect import Story
+from dovetail.report.data.devices import own_names
+from dovetail.report.data.units import Unit as Unit
+from dovetail.report.data.units import unit_for as unit_for
 
 # Okabe and Ito's colours, without black and grey (grey is for set-ups) and with some more of other lightness.
 _BASE = (

@@ -8,9 +8,9 @@ from typing import Any, NamedTuple
 from msgspec.structs import asdict
 
 from dovetail.report import look
-from dovetail.report.collect import QUEUE, RUN, SETUP, Story
-from dovetail.report.devices import together
-from dovetail.report.pieces import BarPiece, encode
+from dovetail.report.data.collect import QUEUE, RUN, SETUP, Story
+from dovetail.report.data.devices import together
+from dovetail.report.data.pieces import BarPiece, encode
 
 _CURVES = (("run", RUN), ("setup", SETUP), ("queue", QUEUE))
 

@@ -18,8 +18,8 @@ import numpy as np
 from dovetail.core.events import Added, Arrived, Complete, Reject, Start
 from dovetail.core.journal import Ended, Header, Reader, open_journal
 from dovetail.core.resources import Device
-from dovetail.report.bars import DONE, FAILED, Bar, Bars
-from dovetail.report.devices import own_names
+from dovetail.report.data.bars import DONE, FAILED, Bar, Bars
+from dovetail.report.data.devices import own_names
 
 _US = 1e6
 _SLOT = 1 << 20  # from the track of a slot to that of the next one

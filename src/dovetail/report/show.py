@@ -6,15 +6,15 @@ import re
 from collections.abc import Sequence
 from pathlib import Path
 
-from dovetail.core.charts import Chart
 from dovetail.core.errors import InputError
 from dovetail.core.journal import open_journal
-from dovetail.report import charts, jobs
-from dovetail.report.collect import Story, collect
+from dovetail.core.results.charts import Chart
+from dovetail.report.data.collect import Story, collect
 from dovetail.report.document import WIDE, asset
-from dovetail.report.gantt import gantt
 from dovetail.report.html import page
-from dovetail.report.lines import line_chart
+from dovetail.report.svg import charts, jobs
+from dovetail.report.svg.gantt import gantt
+from dovetail.report.svg.lines import line_chart
 
 _BARS = 3_000  # of a picture inside a notebook
 

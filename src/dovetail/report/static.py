@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
-from dovetail.core.charts import Chart
 from dovetail.core.errors import MissingExtraError
+from dovetail.core.results.charts import Chart
 from dovetail.report import look
-from dovetail.report.bars import FAILED
-from dovetail.report.collect import QUEUE, RUN, SETUP, Story
-from dovetail.report.devices import own_names
-from dovetail.report.lines import tick
+from dovetail.report.data.bars import FAILED
+from dovetail.report.data.collect import QUEUE, RUN, SETUP, Story
+from dovetail.report.data.devices import own_names
+from dovetail.report.svg.lines import tick
 from dovetail.report.usage import uses
 
 if TYPE_CHECKING:

@@ -11,11 +11,11 @@ from typing import Protocol
 
 from msgspec import Struct
 
-from dovetail.core.confidence import Mean
-from dovetail.report.bands import Axis, Line, Point, band_chart
-from dovetail.report.charts import line_piece
+from dovetail.core.results.confidence import Mean
 from dovetail.report.document import card, document, for_widths
 from dovetail.report.look import number
+from dovetail.report.svg.bands import Axis, Line, Point, band_chart
+from dovetail.report.svg.charts import line_piece
 from dovetail.report.tables import TableColumn, table
 from dovetail.version import __version__
 

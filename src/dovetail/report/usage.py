@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from dovetail.report import look
-from dovetail.report.collect import Story
+from dovetail.report.data.collect import Story
 from dovetail.report.document import card
 from dovetail.report.tables import Raw, TableColumn, table
 

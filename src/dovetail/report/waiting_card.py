@@ -6,10 +6,10 @@ from collections.abc import Sequence
 
 from dovetail.core.words import Words
 from dovetail.report import look
-from dovetail.report.collect import Story
+from dovetail.report.data.collect import Story
+from dovetail.report.data.waiting import Waited
 from dovetail.report.document import card
 from dovetail.report.tables import TableColumn, table
-from dovetail.report.waiting import Waited
 
 
 def said(kinds: Sequence[Waited], words: Words) -> str:

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable
 from math import inf, nextafter
 
-from dovetail.core.agenda import TotalOrder
 from dovetail.core.events import Arrived, Asked, Stimulus
-from dovetail.core.inbox import Inbox
+from dovetail.core.loop.agenda import TotalOrder
+from dovetail.core.loop.inbox import Inbox
 
 
 class TimedInbox(Inbox):

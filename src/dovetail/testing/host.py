@@ -10,9 +10,9 @@ import msgspec
 
 from dovetail.core.check import Check
 from dovetail.core.events import Arrived, Asked
-from dovetail.core.executor import SimExecutor
 from dovetail.core.findings import Finding, Findings
 from dovetail.core.journal import Ended
+from dovetail.core.loop.executor import SimExecutor
 from dovetail.host.check import HostRules
 from dovetail.host.gpus import GpuDevice
 from dovetail.host.inputs.workload import Workload

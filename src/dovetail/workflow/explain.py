@@ -8,7 +8,7 @@ from dovetail.core.events import Observed, Start
 from dovetail.core.explain import Explanation, Turn, explain, sentences
 from dovetail.core.journal import Reader
 from dovetail.core.resources import devices_text
-from dovetail.core.run import Account
+from dovetail.core.results.run import Account
 from dovetail.workflow.capacity import BACK, GONE
 from dovetail.workflow.facts import WorkflowFacts
 from dovetail.workflow.tenants.ledger import Key, TenantLedger, TenantState

@@ -10,12 +10,12 @@ from typing import Any, TextIO
 
 from dovetail.core.errors import InputError, cannot_write
 from dovetail.core.events import Arrived, Grew
-from dovetail.core.files import as_path
+from dovetail.core.files.document import as_path
+from dovetail.core.files.output import refuse_overwrite
 from dovetail.core.journal import Observer, Reader
 from dovetail.core.metrics import Metrics
-from dovetail.core.output import refuse_overwrite
 from dovetail.core.rates import RateTable
-from dovetail.core.run import Run
+from dovetail.core.results.run import Run
 from dovetail.workflow.bounds import bounds_for
 from dovetail.workflow.choices import REQUEST_LINES
 from dovetail.workflow.compat.execution_log import ExecutionLog

@@ -8,7 +8,7 @@ import msgspec
 from msgspec import Struct, field
 
 from dovetail.core.errors import InputError
-from dovetail.core.files import explain
+from dovetail.core.files.document import explain
 from dovetail.core.journal import Header
 from dovetail.core.rates import Rate, RateTable, Switch
 from dovetail.workflow.choices import DEFAULT_LOST_RETRIES

@@ -11,8 +11,8 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from dovetail.core.errors import InputError, within
-from dovetail.core.files import Source
-from dovetail.core.plain import scalar
+from dovetail.core.files.document import Source
+from dovetail.core.files.plain import scalar
 from dovetail.core.rates import RateTable
 from dovetail.workflow.choices import DEFAULT_POLICY, OnError, Target, check_count
 from dovetail.workflow.inputs.gpus_over_time import MOST_STEPS, GpusOverTime

@@ -12,9 +12,9 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from dovetail.core.errors import InputError
-from dovetail.core.files import Source, as_path
+from dovetail.core.files.document import Source, as_path
+from dovetail.core.files.plain import plain, scalar
 from dovetail.core.journal import Clock, Header
-from dovetail.core.plain import plain, scalar
 from dovetail.core.rates import RateTable
 from dovetail.core.resources import Pool
 from dovetail.core.tasks import TaskGraph, TaskGraphRecord

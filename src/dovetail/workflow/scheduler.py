@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from itertools import count
 from math import inf
 
-from dovetail.core.errors import PolicyError
+from dovetail.core.errors import DovetailError, PolicyError
 from dovetail.core.events import (
     Added,
     Arrived,

@@ -10,18 +10,18 @@ from pathlib import Path
 from typing import Any
 
 from dovetail.core import registry
-from dovetail.core.agenda import Agenda, TotalOrder
-from dovetail.core.engine import simulate
 from dovetail.core.errors import InputError, check_functions
 from dovetail.core.events import Complete, Reject
-from dovetail.core.executor import SimExecutor
-from dovetail.core.guard import Guard
+from dovetail.core.files.output import refuse_overwrite
+from dovetail.core.files.plain import scalar
 from dovetail.core.journal import Header, Observer, Reader, Writer
+from dovetail.core.loop.agenda import Agenda, TotalOrder
+from dovetail.core.loop.engine import simulate
+from dovetail.core.loop.executor import SimExecutor
+from dovetail.core.loop.guard import Guard
+from dovetail.core.loop.replay import Agreement, replay_journal
 from dovetail.core.metrics import Figures, Metrics
-from dovetail.core.output import refuse_overwrite
-from dovetail.core.plain import scalar
-from dovetail.core.replay import Agreement, replay_journal
-from dovetail.core.run import JournalFile, JournalPath, Run
+from dovetail.core.results.run import JournalFile, JournalPath, Run
 from dovetail.workflow.bounds import Bounds
 from dovetail.workflow.capacity import GpuHours
 from dovetail.workflow.choices import DEFAULT_POLICY, DEFAULT_RETRIES, Mode, check_count

@@ -13,15 +13,15 @@ from msgspec import Struct
 from msgspec.structs import asdict
 
 from dovetail.core import registry
-from dovetail.core.comparison import Comparison
-from dovetail.core.confidence import paired
 from dovetail.core.errors import InputError, check_functions
-from dovetail.core.files import Source, as_path
-from dovetail.core.output import refuse_overwrite
+from dovetail.core.files.document import Source, as_path
+from dovetail.core.files.output import refuse_overwrite
+from dovetail.core.files.plain import scalar
 from dovetail.core.parallel import CellEngine, cell_engine, run_all
-from dovetail.core.plain import scalar
 from dovetail.core.policy_source import REQUIRED
 from dovetail.core.rates import RateTable
+from dovetail.core.results.comparison import Comparison
+from dovetail.core.results.confidence import paired
 from dovetail.workflow.bounds import Bounds
 from dovetail.workflow.choices import DEFAULT_POLICY, Compat, Mode, OnError, Target, check_count
 from dovetail.workflow.policies.base import WorkflowPolicy

@@ -10,7 +10,7 @@ import pytest
 
 from dovetail.core.events import Rows
 from dovetail.core.journal import Reader
-from dovetail.core.replay import replay_journal
+from dovetail.core.loop.replay import replay_journal
 from dovetail.journals import check_journal
 from tests.cluster.live.killed_cluster import JOBS
 from tests.killed import killed_often

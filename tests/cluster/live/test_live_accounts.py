@@ -36,7 +36,7 @@ from dovetail.cluster.rules import RoundRules
 from dovetail.core.errors import InputError
 from dovetail.core.events import Rows
 from dovetail.core.journal import Reader, Writer
-from dovetail.core.replay import replay_journal
+from dovetail.core.loop.replay import replay_journal
 from dovetail.core.service.log_lines import LogLines
 from dovetail.core.service.store import Store
 from dovetail.journals import check_journal

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from dovetail.core.events import Failed, Finished, Observed, Order, Start, Stop
-from dovetail.core.inbox import Inbox
+from dovetail.core.loop.inbox import Inbox
 from dovetail.workflow.live.protocol import Answer, AnswerPiece, BackEndError, ModelCall
 from dovetail.workflow.live.runs import Runs
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from dovetail.core.events import Added, Failed, Finished, Grew, Observed, Prepare, PrepareEnded, Settled, Start, Stop
-from dovetail.core.inbox import Inbox
+from dovetail.core.loop.inbox import Inbox
 from dovetail.core.resources import Device, DeviceType, Pool
 from dovetail.core.tasks import Task
 from dovetail.workflow.inputs.costs import CostRules, ModelCost

@@ -14,9 +14,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dovetail import journals, workflow
-from dovetail.core.engine import serve
 from dovetail.core.events import Arrived, Asked, Complete, Reject, Settled, Stimulus
 from dovetail.core.journal import Reader, Writer
+from dovetail.core.loop.engine import serve
 from dovetail.testing.workflow import restless
 from dovetail.workflow.live.executor import LiveExecutor
 from dovetail.workflow.live.guard import LiveGuard

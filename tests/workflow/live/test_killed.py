@@ -11,7 +11,7 @@ import pytest
 
 from dovetail.core.events import Complete, Finished, Reject
 from dovetail.core.journal import Reader
-from dovetail.core.replay import replay_journal
+from dovetail.core.loop.replay import replay_journal
 from dovetail.journals import check_journal
 from tests.killed import killed_often, serve
 from tests.workflow.live.killed import EXPECTED

@@ -12,7 +12,7 @@ from dovetail.cli.complete import policies_of
 from dovetail.cluster import DEFAULT
 
 if TYPE_CHECKING:
-    from dovetail.core.comparison import Comparison
+    from dovetail.core.results.comparison import Comparison
 
 _WORK, _JOBS, _RULES = WorkFlags(), JobFlags(), RuleFlags()
 _SHOWN = {

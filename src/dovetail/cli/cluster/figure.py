@@ -13,7 +13,7 @@ from dovetail.cli.complete import policies_of
 from dovetail.core.errors import InputError
 
 if TYPE_CHECKING:
-    from dovetail.core.comparison import Comparison
+    from dovetail.core.results.comparison import Comparison
 
 app = App(name="figure", help="Published figures by one command each: a table or JSON, and a picture.")
 _WORK, _JOBS, _RULES = WorkFlags(), JobFlags(), RuleFlags()

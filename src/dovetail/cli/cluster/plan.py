@@ -83,7 +83,7 @@ def plan(
         table or json.
     """
     from dovetail import cluster
-    from dovetail.core.output import refuse_overwrite
+    from dovetail.core.files.output import refuse_overwrite
 
     scenario = work.scenario(jobs, rules)
     if out is not None:

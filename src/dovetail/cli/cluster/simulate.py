@@ -77,7 +77,7 @@ def simulate(
         table or json.
     """
     from dovetail import cluster
-    from dovetail.core.output import need_folders, refuse_overwrite
+    from dovetail.core.files.output import need_folders, refuse_overwrite
 
     asked, how = work.scenario(jobs, rules), rules.how()
     scenario: Scenario | LoadedScenario = asked

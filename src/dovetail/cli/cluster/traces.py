@@ -154,7 +154,7 @@ def import_trace(
 
 def _write(scenario: Scenario, out: Path, to: TraceKind, format: Format = "table") -> int:
     from dovetail.cluster import load, write_trace
-    from dovetail.core.output import refuse_overwrite
+    from dovetail.core.files.output import refuse_overwrite
 
     refuse_overwrite([out], scenario.files())
     loaded = load(scenario)

@@ -12,12 +12,12 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from dovetail.core.rates import Rate, RateTable
-from dovetail.report.collect import collect
+from dovetail.report.data.collect import collect
 from dovetail.report.gains import Gain
 from dovetail.report.look import number, percent
 
 if TYPE_CHECKING:
-    from dovetail.core.run import Run
+    from dovetail.core.results.run import Run
     from dovetail.pipeline import Plan
 
 _WIDTH, _SIZE, _REPEATS = 64, 4096, 9

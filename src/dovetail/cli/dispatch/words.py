@@ -6,7 +6,7 @@ from pathlib import Path
 
 from dovetail.cli.common import check_writable
 from dovetail.core.errors import InputError
-from dovetail.core.output import refuse_overwrite
+from dovetail.core.files.output import refuse_overwrite
 
 
 def check_outputs(outputs: dict[str, Path | None], force: bool, *inputs: Path | None) -> None:

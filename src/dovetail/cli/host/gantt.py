@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from dovetail.cli.common import atomic_write
-from dovetail.core.output import refuse_overwrite
+from dovetail.core.files.output import refuse_overwrite
 
 
 def gantt(journal: Path, /, *, out: Path | None = None) -> None:

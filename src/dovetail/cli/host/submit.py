@@ -15,7 +15,7 @@ from dovetail.cli.common import Flag, Pairs
 from dovetail.cli.complete import HOST_PROGRAMS
 from dovetail.cli.verbs import check_command
 from dovetail.core.errors import InputError
-from dovetail.core.output import printable
+from dovetail.core.files.output import printable
 from dovetail.host import connect
 
 if TYPE_CHECKING:

@@ -14,7 +14,7 @@ from cyclopts import Parameter
 from dovetail.cli.common import Flag, Format, print_json, print_table
 from dovetail.cli.complete import HOST_PROGRAMS
 from dovetail.cli.host.submit import exit_status
-from dovetail.core.output import printable
+from dovetail.core.files.output import printable
 from dovetail.host import connect, log_path
 
 if TYPE_CHECKING:

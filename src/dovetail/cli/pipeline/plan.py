@@ -18,7 +18,7 @@ from dovetail.cli.complete import PIPELINE_MODELS, policies_of
 from dovetail.core.errors import InputError
 
 if TYPE_CHECKING:
-    from dovetail.core.charts import Chart
+    from dovetail.core.results.charts import Chart
     from dovetail.pipeline import Front, InfeasibleError, Plan, Stage
 
 _Objective = Literal["throughput", "latency", "batch", "devices", "energy", "money", "pareto"]

@@ -10,7 +10,7 @@ from cyclopts import App
 from dovetail.cli.common import Flag, Format, Pairs, pairs, print_json, print_table
 from dovetail.cli.workflow.traces import finish, register_all
 from dovetail.core.errors import InputError
-from dovetail.core.output import refuse_overwrite
+from dovetail.core.files.output import refuse_overwrite
 from dovetail.workflow import REQUEST_LINES, ArrivalPattern, FileFormat
 
 import_app = App(name="import", help="Turn workflows of other systems into our files.")

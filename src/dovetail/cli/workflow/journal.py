@@ -9,11 +9,11 @@ from dovetail.cli.common import Force, Format, newest, newest_journal, print_jso
 from dovetail.cli.complete import JOURNAL_JOBS
 from dovetail.cli.workflow.place import PLACE, PlaceFlags
 from dovetail.core.errors import InputError
-from dovetail.core.output import refuse_overwrite
+from dovetail.core.files.output import refuse_overwrite
 from dovetail.workflow import REQUEST_LINES
 
 if TYPE_CHECKING:
-    from dovetail.core.run import Account
+    from dovetail.core.results.run import Account
 
 
 def explain(

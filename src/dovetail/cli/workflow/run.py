@@ -15,7 +15,7 @@ from dovetail.cli.common import Flag, Format, Pairs, folder_for, pairs, print_js
 from dovetail.cli.complete import policies_of
 from dovetail.cli.workflow.flags import INPUTS, NOT_LIVE, InputFlags, LiveFlags
 from dovetail.core.errors import InputError, cannot_write
-from dovetail.core.output import refuse_overwrite
+from dovetail.core.files.output import refuse_overwrite
 from dovetail.workflow import DEFAULT_POLICY, DEFAULT_RETRIES, REQUEST_LINES
 
 if TYPE_CHECKING:

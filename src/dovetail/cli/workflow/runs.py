@@ -85,7 +85,7 @@ def submit(
 def _inputs(given: list[str] | None, file: Path | None) -> dict[str, Any]:
     found: dict[str, Any] = {}
     if file is not None:
-        from dovetail.core.files import Document
+        from dovetail.core.files.document import Document
 
         document = Document.read(file)
         if not isinstance(document.data, dict):
@@ -106,7 +106,7 @@ def _inputs(given: list[str] | None, file: Path | None) -> dict[str, Any]:
 
 
 def _content(path: Path) -> str | bytes:
-    from dovetail.core.files import read_bytes
+    from dovetail.core.files.reading import read_bytes
 
     content = read_bytes(path)
     try:

@@ -11,7 +11,7 @@ from dovetail.cli.common import Format, Pairs, atomic_write, interval, pairs, pr
 from dovetail.cli.complete import policies_of
 from dovetail.cli.workflow.flags import INPUTS, InputFlags
 from dovetail.core.errors import InputError
-from dovetail.core.output import refuse_overwrite
+from dovetail.core.files.output import refuse_overwrite
 from dovetail.core.parallel import CellEngine
 from dovetail.workflow import DEFAULT_POLICY
 
@@ -127,7 +127,7 @@ def _cell(row: dict[str, Any], key: str) -> Any:
 def _page(out: Path, journals: list[Path], rows: list[dict[str, Any]]) -> None:
     import msgspec
 
-    from dovetail.report.collect import collect
+    from dovetail.report.data.collect import collect
     from dovetail.report.html import page
 
     atomic_write(out / "compare.json", msgspec.json.format(msgspec.json.encode(rows)) + b"\n")

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from cyclopts import App, Parameter
 
 from dovetail.cli.common import Flag, Format, Pairs, one_or_named, pairs, print_json, print_table
-from dovetail.core.output import refuse_overwrite
+from dovetail.core.files.output import refuse_overwrite
 from dovetail.workflow import REQUEST_LINES
 
 if TYPE_CHECKING:

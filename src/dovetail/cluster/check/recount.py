@@ -11,11 +11,11 @@ from dovetail.cluster.bounds import fastest, parts_of
 from dovetail.cluster.header import ClusterFacts, policy_of, setup_of
 from dovetail.cluster.metrics import FAIRNESS, ClusterMetrics, charts
 from dovetail.cluster.policies.base import Floats
-from dovetail.core.charts import KEY, as_fact
 from dovetail.core.errors import DovetailError
 from dovetail.core.events import Rows
 from dovetail.core.findings import Findings
 from dovetail.core.journal import Header
+from dovetail.core.results.charts import KEY, as_fact
 
 _SLACK = 1e-9  # of a figure, for sums in another order
 

@@ -13,7 +13,7 @@ from msgspec.structs import asdict, replace
 from dovetail.cluster.inputs.choices import Paid
 from dovetail.cluster.inputs.csv_rows import LEAST, MOST, MOST_WHOLE
 from dovetail.core.errors import InputError, did_you_mean
-from dovetail.core.files import Document
+from dovetail.core.files.document import Document
 
 COLON_TYPES = ("v100", "p100", "k80")  # what the three numbers of the colon form mean
 

@@ -14,7 +14,7 @@ from typing import Any
 from msgspec import Struct
 
 from dovetail.core.errors import InputError, did_you_mean
-from dovetail.core.files import open_bytes
+from dovetail.core.files.reading import open_bytes
 
 MOST = 1e12  # seconds, steps or money: more than that is a slip, and no solver would cope with it
 LEAST = 1e-9  # of what is not 0

@@ -25,7 +25,7 @@ from dovetail.cluster.inputs.choices import CLOUDS
 from dovetail.cluster.inputs.csv_rows import LEAST, MOST, GivenRows, Source, check_columns, header_of, read_rows
 from dovetail.cluster.policies.base import Floats
 from dovetail.core.errors import InputError, did_you_mean
-from dovetail.core.files import Document
+from dovetail.core.files.document import Document
 
 GCP = {"v100": 0.74, "p100": 0.43, "k80": 0.135}
 # The instance with one accelerator of a type, and what its price is multiplied with. AWS has none with one P100.

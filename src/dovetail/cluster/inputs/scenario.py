@@ -43,8 +43,8 @@ from dovetail.cluster.policies import make
 from dovetail.cluster.policies.base import Policy
 from dovetail.core import registry
 from dovetail.core.errors import InputError, did_you_mean, within
-from dovetail.core.files import checked
-from dovetail.core.plain import plain, scalar
+from dovetail.core.files.document import checked
+from dovetail.core.files.plain import plain, scalar
 from dovetail.core.rates import RateTable
 
 STATIC_JOBS = 40  # generated if nothing is said

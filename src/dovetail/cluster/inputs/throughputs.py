@@ -28,7 +28,7 @@ from dovetail.cluster.inputs.csv_rows import (
 from dovetail.cluster.inputs.workload import Throughputs
 from dovetail.cluster.policies.base import Floats
 from dovetail.core.errors import InputError, did_you_mean
-from dovetail.core.files import Document
+from dovetail.core.files.document import Document
 from dovetail.core.rates import PREFILL, RateTable
 
 Kind = tuple[str, int]

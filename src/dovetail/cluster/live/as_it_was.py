@@ -35,7 +35,7 @@ from dovetail.cluster.rules import RoundRules
 from dovetail.cluster.simulate import run
 from dovetail.core.errors import InputError
 from dovetail.core.events import Rows
-from dovetail.core.files import as_path
+from dovetail.core.files.document import as_path
 from dovetail.core.journal import open_journal
 
 _LEAST = 0.5  # of a round: a rate of less is not measured

@@ -15,7 +15,7 @@ from dovetail.cluster.live.nodes import ClusterNodeStatus
 from dovetail.cluster.live.specs import JobSpec, job_spec
 from dovetail.cluster.live.wire import ProcessEvent
 from dovetail.core.errors import DovetailError
-from dovetail.core.run import Account
+from dovetail.core.results.run import Account
 from dovetail.core.service.access import AnyPath, find_service
 from dovetail.core.service.client import HttpClient
 

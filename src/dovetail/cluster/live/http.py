@@ -18,7 +18,7 @@ from dovetail.cluster.live.service import ClusterService
 from dovetail.cluster.live.specs import JobSpec
 from dovetail.cluster.live.wire import ProcessEvent
 from dovetail.core.errors import did_you_mean
-from dovetail.core.run import Account
+from dovetail.core.results.run import Account
 from dovetail.core.service.access import TOKEN_FILE, token_in
 from dovetail.core.service.http import Face, HttpError, Operation, body_of, number_in, reply, told_as_http, unless_gone
 from dovetail.core.service.openapi import document, page

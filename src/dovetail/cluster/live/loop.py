@@ -14,10 +14,10 @@ from typing import Any, Protocol
 from dovetail.cluster.rounding.leases import HeldLease
 from dovetail.cluster.rounding.replayed import as_read
 from dovetail.cluster.rounds import Rounds
-from dovetail.core.engine import OnwardClock
 from dovetail.core.errors import ReplayError
 from dovetail.core.events import Rows
 from dovetail.core.journal import Observer
+from dovetail.core.loop.engine import OnwardClock
 
 _STAMPED = ("arrived", "completed")  # what says when it happened, and may leave that to the loop
 

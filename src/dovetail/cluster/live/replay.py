@@ -29,9 +29,9 @@ from dovetail.cluster.live.jobs import JobStatus
 from dovetail.cluster.live.specs import JobSpec, Keeping
 from dovetail.cluster.live.trace_commands import CommandFlags, about, command_job
 from dovetail.core.errors import DovetailError, InputError, check_functions, within
-from dovetail.core.files import as_path
+from dovetail.core.files.document import as_path
+from dovetail.core.files.plain import plain
 from dovetail.core.metrics import Spread
-from dovetail.core.plain import plain
 from dovetail.core.service.interrupts import interrupts
 
 AnyPath = str | PathLike[str]

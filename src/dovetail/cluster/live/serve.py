@@ -22,7 +22,7 @@ from dovetail.cluster.live.service_loop import ClusterLoop, NodeCarrier
 from dovetail.cluster.live.settings import ClusterSettings
 from dovetail.cluster.rules import RoundRules
 from dovetail.core.errors import InputError
-from dovetail.core.files import Document, Source, as_path, checked
+from dovetail.core.files.document import Document, Source, as_path, checked
 from dovetail.core.service.access import AnyPath, state_folder
 from dovetail.core.service.log_lines import LogLines
 from dovetail.core.service.ray_messages import LaunchProcess, NodesChanged, ProcessEnded

@@ -28,7 +28,7 @@ from dovetail.cluster.rules import RoundRules
 from dovetail.core.errors import DovetailError, InputError, did_you_mean
 from dovetail.core.journal import Reader
 from dovetail.core.registry import names, options_of
-from dovetail.core.run import Account
+from dovetail.core.results.run import Account
 from dovetail.core.service.log_lines import LogLines
 from dovetail.core.service.refusals import BusyError, ConflictError, DrainingError
 from dovetail.core.service.store import StoreError

@@ -12,7 +12,7 @@ from msgspec import Struct
 
 from dovetail.cluster.inputs.workload import at_batch
 from dovetail.core.errors import InputError, did_you_mean
-from dovetail.core.files import Document, Source, checked
+from dovetail.core.files.document import Document, Source, checked
 
 Keeping = Literal["iterator", "own", "pause"]
 """How a job survives the end of its turn: through a `LeaseIterator`; by checkpoints of its own, after SIGTERM; or

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from dovetail.cluster.policies.base import Floats
-from dovetail.core.charts import Chart, Series
+from dovetail.core.results.charts import Chart, Series
 
 _PARTS = 256  # of time, at most
 _POINTS = 500  # of a line

@@ -13,7 +13,7 @@ from msgspec import Meta, Struct
 
 from dovetail.core.errors import InputError
 from dovetail.core.events import Rows
-from dovetail.core.files import open_bytes
+from dovetail.core.files.reading import open_bytes
 from dovetail.core.journal import Reader
 
 LARGEST = 1e15  # seconds, steps, prices: no sum of them loses its meaning

@@ -18,8 +18,8 @@ from dovetail.cluster.rules import ClusterOptions
 from dovetail.cluster.simulate import run
 from dovetail.cluster.sweeps.stability import QueueWatch, StoppedError
 from dovetail.core.errors import DovetailError
-from dovetail.core.files import read_bytes
-from dovetail.core.output import atomic_write
+from dovetail.core.files.output import atomic_write
+from dovetail.core.files.reading import read_bytes
 
 SweepRow = dict[str, Any]
 

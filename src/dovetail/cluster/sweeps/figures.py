@@ -22,12 +22,12 @@ from dovetail.cluster.sweeps.given import (
 )
 from dovetail.cluster.sweeps.rule_options import RuleKeywords, options_of
 from dovetail.cluster.sweeps.varied import varied
-from dovetail.core.comparison import Comparison
 from dovetail.core.errors import InputError, check_functions, within
-from dovetail.core.files import as_path
+from dovetail.core.files.document import as_path
+from dovetail.core.files.plain import scalar
 from dovetail.core.journal import open_journal
-from dovetail.core.plain import scalar
-from dovetail.core.run import Run
+from dovetail.core.results.comparison import Comparison
+from dovetail.core.results.run import Run
 
 AWARE = ("max_min_fairness", "max_min_fairness_perf")  # the same promise, blind and aware
 IDEAL = 0.0  # in the place of a round length: shares carried out exactly

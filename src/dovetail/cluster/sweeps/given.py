@@ -9,7 +9,7 @@ from dovetail.cluster.inputs.scenario import LoadedScenario, Scenario, given
 from dovetail.cluster.policies import make, name_of
 from dovetail.cluster.rules import ClusterOptions
 from dovetail.core.errors import InputError, within
-from dovetail.core.plain import plain
+from dovetail.core.files.plain import plain
 
 Progress = Callable[[int, int], None]
 

@@ -22,8 +22,8 @@ from dovetail.cluster.policies import name_of
 from dovetail.cluster.rules import ClusterOptions
 from dovetail.cluster.sweeps.cell import SweepCell, SweepRow, kept, run_cell
 from dovetail.core.errors import InputError
-from dovetail.core.files import read_bytes
-from dovetail.core.output import atomic_write, refuse_overwrite
+from dovetail.core.files.output import atomic_write, refuse_overwrite
+from dovetail.core.files.reading import read_bytes
 from dovetail.core.parallel import CellEngine, run_all
 
 _VARIED = ("cluster", "seed", "lam_s", "jobs", "profiled", "references")  # what a sweep has several of

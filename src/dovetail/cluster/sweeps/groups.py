@@ -9,8 +9,8 @@ from msgspec import Struct
 from msgspec.structs import asdict
 
 from dovetail.cluster.sweeps.cell import SweepRow
-from dovetail.core.confidence import Mean, Paired, mean, paired
 from dovetail.core.errors import InputError, did_you_mean
+from dovetail.core.results.confidence import Mean, Paired, mean, paired
 
 FIGURES = (
     *("avg_jct_s", "p95_jct_s", "makespan_s", "utilization", "cost_per_job", "rho_mean", "jain", "envy"),

@@ -30,9 +30,9 @@ from dovetail.cluster.simulate import run
 from dovetail.cluster.sweeps.late_jobs import LateJob, late_jobs, late_sentences
 from dovetail.cluster.sweeps.plan_bounds import ALMOST, PlanBounds, begins_s, figure
 from dovetail.cluster.sweeps.stability import QueueWatch, StoppedError
-from dovetail.core.confidence import mean
 from dovetail.core.errors import InputError
-from dovetail.core.files import yaml_text
+from dovetail.core.files.reading import yaml_text
+from dovetail.core.results.confidence import mean
 
 MOST_PLANS = 2_000_000
 _LOOKED_AT = 64  # plans among which the one is chosen that rules most others out

@@ -16,7 +16,7 @@ from dovetail.cluster.sweeps.given import scenario_of, seeds_of
 from dovetail.cluster.sweeps.plan import ClusterPlan, PlanSearch, TriedPlan
 from dovetail.cluster.sweeps.rule_options import RuleKeywords, options_of
 from dovetail.core.errors import InputError, check_functions, within
-from dovetail.core.plain import scalar
+from dovetail.core.files.plain import scalar
 
 
 def plan(

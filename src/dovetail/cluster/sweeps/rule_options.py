@@ -10,7 +10,7 @@ from dovetail.cluster.compat import GAVEL, SIA
 from dovetail.cluster.inputs.choices import Compat, one_of
 from dovetail.cluster.rules import ClusterOptions, RoundRules
 from dovetail.core.errors import InputError, within
-from dovetail.core.plain import scalar
+from dovetail.core.files.plain import scalar
 
 
 class RuleKeywords(TypedDict, total=False):

@@ -14,8 +14,8 @@ import msgspec
 
 from dovetail.cluster.sweeps.cell import SweepRow
 from dovetail.core.errors import InputError
-from dovetail.core.files import read_bytes
-from dovetail.core.output import atomic_write, written_whole
+from dovetail.core.files.output import atomic_write, written_whole
+from dovetail.core.files.reading import read_bytes
 
 KEYS = ("cluster", "policy", "profiling_percentage", "num_reference_models", "jobs_per_hour", "num_total_jobs", "seed")
 COLUMNS = (

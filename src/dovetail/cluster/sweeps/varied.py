@@ -12,9 +12,9 @@ from dovetail.cluster.inputs.scenario import Scenario, load
 from dovetail.cluster.policies import name_of
 from dovetail.cluster.rules import ClusterOptions
 from dovetail.cluster.sweeps.cell import SweepCell, SweepRow, run_cell
-from dovetail.core.confidence import mean, paired
 from dovetail.core.errors import DovetailError
 from dovetail.core.parallel import run_all
+from dovetail.core.results.confidence import mean, paired
 
 VARIED = (
     *("makespan_s", "avg_jct_s", "p95_jct_s", "utilization", "total_cost", "rho_mean", "rho_max", "jain"),

@@ -28,7 +28,7 @@ from dovetail.core.events import (
 )
 from dovetail.core.findings import Findings
 from dovetail.core.journal import Header
-from dovetail.core.preloads import Preloads
+from dovetail.core.journal.preloads import Preloads
 from dovetail.core.tasks import TaskGraph, TaskGraphError
 
 _IDLE, _RUNNING, _DONE = 0, 1, 2

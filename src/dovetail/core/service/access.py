@@ -16,7 +16,7 @@ from urllib.parse import urlsplit
 from msgspec import Struct
 
 from dovetail.core.errors import InputError
-from dovetail.core.files import as_path
+from dovetail.core.files.document import as_path
 
 AnyPath = str | os.PathLike[str]
 TOKEN_FILE = "token"

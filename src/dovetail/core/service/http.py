@@ -19,7 +19,7 @@ from typing import Any, NamedTuple, TypeVar
 import msgspec
 
 from dovetail.core.errors import DovetailError, InputError, MissingExtraError
-from dovetail.core.files import explain
+from dovetail.core.files.document import explain
 from dovetail.core.service.refusals import BusyError, ConflictError, DrainingError
 from dovetail.core.service.store import StoreError
 

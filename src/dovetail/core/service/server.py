@@ -9,7 +9,7 @@ import threading
 from pathlib import Path
 
 from dovetail.core.errors import DovetailError, InputError, MissingExtraError
-from dovetail.core.output import atomic_write
+from dovetail.core.files.output import atomic_write
 from dovetail.core.service.access import URL_FILE, is_loopback
 from dovetail.core.service.http import Face
 

@@ -17,7 +17,7 @@ import msgspec
 from msgspec import Struct
 
 from dovetail.core.errors import InputError, did_you_mean
-from dovetail.core.files import Document, Key, explain
+from dovetail.core.files.document import Document, Key, explain
 from dovetail.dispatch.compat.mpi import SimpleMPIScheduler
 from dovetail.dispatch.compat.schedulers import (
     Devices,

@@ -10,8 +10,8 @@ import msgspec
 from msgspec import Struct
 
 from dovetail.core.errors import InputError, did_you_mean
-from dovetail.core.files import Document, Source
-from dovetail.core.plain import scalar
+from dovetail.core.files.document import Document, Source
+from dovetail.core.files.plain import scalar
 from dovetail.dispatch.inputs.curves import PUBLISHED, Curve
 
 _LARGEST = 1 << 20  # items in one call, when a latency and a rate are all that is known

@@ -9,7 +9,7 @@ import msgspec
 from msgspec import Struct
 
 from dovetail.core.errors import InputError, MissingExtraError, did_you_mean
-from dovetail.core.plain import plain
+from dovetail.core.files.plain import plain
 
 KINDS = ("cpu", "mps", "xpu", "cuda")
 

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from dovetail.core.errors import InputError, is_out_of_memory
-from dovetail.core.run import JournalFile
+from dovetail.core.results.run import JournalFile
 from dovetail.dispatch.chunk import Chunk
 from dovetail.dispatch.export import Span
 from dovetail.dispatch.inputs.batch import Source, TreeBatch, WholeBatch

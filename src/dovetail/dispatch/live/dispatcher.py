@@ -13,9 +13,9 @@ from typing import Any, Literal
 from weakref import finalize
 
 from dovetail.core.errors import DovetailError, InputError, check_functions, within
-from dovetail.core.files import as_path
-from dovetail.core.plain import scalar
-from dovetail.core.run import JournalFile
+from dovetail.core.files.document import as_path
+from dovetail.core.files.plain import scalar
+from dovetail.core.results.run import JournalFile
 from dovetail.dispatch.chunk import Chunk, ResultFormError, gaps
 from dovetail.dispatch.inputs.batch import Source, SourceCursor, TreeBatch, WholeBatch, as_source, form_of, handed_over
 from dovetail.dispatch.inputs.cursor import Cursor, LocalCursor
@@ -24,7 +24,15 @@ from dovetail.dispatch.live.arguments import check_cursor, check_options, check_
 from dovetail.dispatch.live.assembly import BatchOutput, Preallocated, output_for
 from dovetail.dispatch.live.batch_run import NOWHERE, BatchRun, Calling, Hook, Modes, home_of, placed_on
 from dovetail.dispatch.live.compiled import CompiledSizes, is_compiled
-from dovetail.dispatch.live.direct import DirectCallError, DirectCalls, OneCall, direct_calls, once_on, report_once
+from dovetail.dispatch.live.direct import (
+    LAST,
+    DirectCallError,
+    DirectCalls,
+    OneCall,
+    direct_calls,
+    once_on,
+    report_once,
+)
 from dovetail.dispatch.live.errors import Failure
 from dovetail.dispatch.live.input_changes import copy_of
 from dovetail.dispatch.live.joining import Join

@@ -11,8 +11,8 @@ from typing import Any
 
 from msgspec import Struct
 
-from dovetail.core.recorder import host_clock
-from dovetail.core.run import JournalFile
+from dovetail.core.journal.recorder import host_clock
+from dovetail.core.results.run import JournalFile
 from dovetail.dispatch.bounds import measured_peak
 from dovetail.dispatch.inputs.batch import Source
 from dovetail.dispatch.inputs.devices import NodeDevice, carrier

@@ -16,7 +16,7 @@ import msgspec
 from msgspec import Struct
 
 from dovetail.core.errors import DovetailError
-from dovetail.core.output import written_whole
+from dovetail.core.files.output import written_whole
 from dovetail.dispatch.inputs.curves import Curve
 from dovetail.dispatch.inputs.devices import NodeDevice, of_one_cpu
 from dovetail.dispatch.inputs.size_search import UNLIMITED

@@ -8,8 +8,8 @@ from random import Random
 from typing import Any
 
 from dovetail.core.errors import InputError
-from dovetail.core.files import Source, as_path
-from dovetail.core.output import atomic_write, refuse_overwrite
+from dovetail.core.files.document import Source, as_path
+from dovetail.core.files.output import atomic_write, refuse_overwrite
 from dovetail.host.inputs.parameters import PARAMETERS, Parameters, read_parameters, requests_path
 
 PRIORITIES = 5

@@ -25,7 +25,7 @@ import msgspec
 from msgspec import Struct
 
 from dovetail.core.errors import InputError, did_you_mean
-from dovetail.core.files import Document, Source
+from dovetail.core.files.document import Document, Source
 from dovetail.host.gpus import parse_mib
 from dovetail.host.inputs.program_rules import broken_rule
 from dovetail.host.inputs.times import seconds

@@ -10,7 +10,7 @@ import msgspec
 from msgspec import Struct
 
 from dovetail.core.errors import InputError, did_you_mean
-from dovetail.core.files import Document, Source
+from dovetail.core.files.document import Document, Source
 from dovetail.host.policies import Assignment, Planning, names
 
 PARAMETERS = Path("parameters.json")

@@ -12,7 +12,8 @@ import msgspec
 from msgspec import Meta, Struct
 
 from dovetail.core.errors import InputError, did_you_mean
-from dovetail.core.files import Document, Source, as_path, open_bytes
+from dovetail.core.files.document import Document, Source, as_path
+from dovetail.core.files.reading import open_bytes
 from dovetail.host.gpus import parse_mib
 
 Delays = Literal["before", "after"]

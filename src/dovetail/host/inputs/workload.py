@@ -13,8 +13,8 @@ from msgspec import Struct
 
 from dovetail.core.errors import InputError
 from dovetail.core.events import Arrived, Asked
-from dovetail.core.files import Source, checked
-from dovetail.core.plain import scalar
+from dovetail.core.files.document import Source, checked
+from dovetail.core.files.plain import scalar
 from dovetail.core.tasks import TaskGraph
 from dovetail.host.curves import curve, curves_by_image
 from dovetail.host.inputs.generate import find_requests

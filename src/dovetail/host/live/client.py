@@ -20,7 +20,7 @@ from dovetail.host.live.gpus import GpuStatus
 from dovetail.host.live.status import LiveProgram, belongs
 
 if TYPE_CHECKING:
-    from dovetail.core.files import Source
+    from dovetail.core.files.document import Source
     from dovetail.core.rates import RateTable
     from dovetail.host.inputs.requests import Delays
     from dovetail.host.live.submission import EditWords
@@ -181,7 +181,7 @@ class Client:
         return self._figures(self.list(all=True), csv)
 
     def _figures(self, programs: LivePrograms, csv: AnyPath | None = None) -> dict[str, Any]:
-        from dovetail.core.output import atomic_write
+        from dovetail.core.files.output import atomic_write
         from dovetail.host.live.figures import COLUMNS, as_csv, figures
 
         rows = [program for program in programs if program.arrived_s is not None]
@@ -193,7 +193,7 @@ class Client:
     def journal(self, path: AnyPath | None = None) -> HostRun:
         """What has happened so far as a recorded run, which can be drawn, checked and explained; written to a file, or
         to a temporary one."""
-        from dovetail.core.run import JournalFile
+        from dovetail.core.results.run import JournalFile
         from dovetail.host.simulate import HostRun
 
         file = JournalFile(path)

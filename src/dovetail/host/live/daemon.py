@@ -21,7 +21,7 @@ import msgspec
 from msgspec import NODEFAULT, Struct, defstruct
 
 from dovetail.core.errors import DovetailError
-from dovetail.core.files import explain
+from dovetail.core.files.document import explain
 from dovetail.host.live.client import SOCKET
 from dovetail.host.live.service import Service
 from dovetail.host.live.setup import RequestedSettings, set_up

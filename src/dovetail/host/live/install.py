@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from dovetail.core.errors import DovetailError
-from dovetail.core.output import atomic_write
+from dovetail.core.files.output import atomic_write
 from dovetail.core.service.access import AnyPath
 
 UNIT = "dovetail-host.service"

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable
 from contextlib import suppress
 
 from dovetail.core.events import Stimulus
-from dovetail.core.inbox import Inbox
+from dovetail.core.loop.inbox import Inbox
 
 _LONGEST_S = 86400.0  # of one look: more than some numbers of milliseconds cannot be asked for
 

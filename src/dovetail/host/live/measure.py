@@ -14,7 +14,7 @@ from typing import Any
 from msgspec import Struct
 
 from dovetail.core.errors import DovetailError, InputError
-from dovetail.core.files import checked
+from dovetail.core.files.document import checked
 from dovetail.core.rates import Rate, RateTable
 from dovetail.host.curves import curve, fit, predicted_s
 from dovetail.host.live.specs import Spec, environment

@@ -24,7 +24,7 @@ import msgspec
 from msgspec import Struct
 
 from dovetail.core.events import Asked, Change, Failed, Finished, Order, Pause, Prepare, Settled, Start, Stop
-from dovetail.core.inbox import Inbox
+from dovetail.core.loop.inbox import Inbox
 from dovetail.host.live.book import ProgramBook
 from dovetail.host.live.control import Control
 from dovetail.host.live.executors import ExecutorError, Exit, NotNowError, ProgramExecutor, ProgramLaunch, Usage

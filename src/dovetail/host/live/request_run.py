@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Sequence
 
 from dovetail.core.errors import DovetailError, InputError
-from dovetail.core.files import Source
+from dovetail.core.files.document import Source
 from dovetail.host.inputs.requests import Delays, read_requests
 
 

@@ -8,7 +8,7 @@ from msgspec.structs import replace
 
 from dovetail.core.errors import DovetailError
 from dovetail.core.events import Measured
-from dovetail.core.inbox import Inbox
+from dovetail.core.loop.inbox import Inbox
 from dovetail.host.live.control import Control
 from dovetail.host.live.executors import Usage
 from dovetail.host.live.gpus import GpuWatch

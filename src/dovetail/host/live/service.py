@@ -15,9 +15,9 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from dovetail.core.engine import serve
 from dovetail.core.errors import DovetailError, ReplayError
 from dovetail.core.events import Complete, Failed, Finished, Reject, Settled
+from dovetail.core.loop.engine import serve
 from dovetail.core.service.store import Store, StoreError
 from dovetail.host.live.answers import Answers
 from dovetail.host.live.executors import NotNowError

@@ -15,9 +15,9 @@ import msgspec
 from msgspec import Struct
 
 from dovetail.core.cgroups import cpu_list
-from dovetail.core.engine import Scheduler
 from dovetail.core.errors import InputError
 from dovetail.core.journal import Clock, Header, Recorded, Writer
+from dovetail.core.loop.engine import Scheduler
 from dovetail.core.metrics import Metrics, recount
 from dovetail.core.service.access import own_folder
 from dovetail.core.service.clock import LastingClock

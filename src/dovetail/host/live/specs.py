@@ -110,7 +110,7 @@ class Spec(Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown
             raise InputError(
                 f"{name} cannot be edited{did_you_mean(name, EDITABLE)}; {', '.join(sorted(EDITABLE))} can"
             )
-        from dovetail.core.files import checked
+        from dovetail.core.files.document import checked
 
         added = checked(changes.get("env", {}), dict[str, str], "env")
         values: dict[str, Any] = msgspec.structs.asdict(self) | changes

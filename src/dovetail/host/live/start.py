@@ -15,7 +15,7 @@ import msgspec
 
 from dovetail.core.cgroups import parse_cpus
 from dovetail.core.errors import DovetailError, InputError
-from dovetail.core.files import checked
+from dovetail.core.files.document import checked
 from dovetail.core.service.access import own_folder
 from dovetail.core.service.environment import lasting_environment
 from dovetail.host.live.client import Client, daemon_folder

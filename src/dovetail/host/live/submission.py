@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, TypedDict
 
 from dovetail.core.errors import InputError
-from dovetail.core.files import checked
+from dovetail.core.files.document import checked
 from dovetail.core.service.access import AnyPath
 from dovetail.host.gpus import parse_mib
 from dovetail.host.inputs.times import moment, seconds

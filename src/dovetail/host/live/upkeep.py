@@ -8,7 +8,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from dovetail.core.events import Asked
-from dovetail.core.inbox import Inbox
+from dovetail.core.loop.inbox import Inbox
 from dovetail.host.live.book import ProgramBook
 from dovetail.host.live.log_rotation import rotate
 from dovetail.host.live.specs import Spec

@@ -9,7 +9,7 @@ from typing import Any
 from msgspec.structs import replace
 
 from dovetail.core.errors import DovetailError, InputError, did_you_mean
-from dovetail.core.events import Asked, Observed
+from dovetail.core.events import Asked
 from dovetail.host.gpus import never_fits
 from dovetail.host.live.service_state import ServiceState, state_of
 from dovetail.host.live.specs import Spec

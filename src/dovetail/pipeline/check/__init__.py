@@ -18,7 +18,7 @@ from msgspec import Struct
 from dovetail.core import check as core
 from dovetail.core.errors import InputError
 from dovetail.core.events import Added, Arrived, Complete, Decided, Finished, Observed, Start
-from dovetail.core.files import explain
+from dovetail.core.files.document import explain
 from dovetail.core.findings import Findings, Report, check_bounds, close
 from dovetail.core.journal import Header, Reader
 from dovetail.core.metrics import recount

@@ -9,7 +9,7 @@ from typing import Any
 
 from msgspec import inspect
 
-from dovetail.core.files import Document
+from dovetail.core.files.document import Document
 from dovetail.pipeline.inputs.files import DeviceTypeEntry, ModelEntry
 
 _NUMBER = re.compile(r"[-+]?(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?")

@@ -8,7 +8,7 @@ from typing import Any, Literal
 from msgspec import Struct
 
 from dovetail.core.errors import InputError, did_you_mean
-from dovetail.core.files import Document, Source, checked
+from dovetail.core.files.document import Document, Source, checked
 from dovetail.pipeline.inputs.links import apply_links
 from dovetail.pipeline.inputs.problem import (
     DTYPE_BYTES,

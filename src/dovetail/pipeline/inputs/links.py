@@ -8,7 +8,7 @@ from msgspec import Struct, field
 from msgspec.structs import replace
 
 from dovetail.core.errors import did_you_mean
-from dovetail.core.files import Document, Source
+from dovetail.core.files.document import Document, Source
 from dovetail.pipeline.inputs.pool import by_host, regroup
 from dovetail.pipeline.inputs.problem import DeviceClass, Pipeline, check_names, check_number
 

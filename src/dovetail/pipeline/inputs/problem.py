@@ -7,7 +7,7 @@ from typing import Any, TypeVar
 
 from msgspec import Struct, field
 
-from dovetail.core.files import Document, Key
+from dovetail.core.files.document import Document, Key
 
 T = TypeVar("T")
 

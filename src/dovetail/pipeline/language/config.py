@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from dovetail.core.files import Document
+from dovetail.core.files.document import Document
 
 _OTHER_NAMES = {
     "hidden_size": ("n_embd",),

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from msgspec import Struct
 
 from dovetail.core.errors import InputError
-from dovetail.core.files import as_path, checked
+from dovetail.core.files.document import as_path, checked
 from dovetail.pipeline.hardware import BUSY, check_device, device_name, placed_on
 from dovetail.pipeline.language.hand_over import hand_over as measure_hand_over
 from dovetail.pipeline.language.shape import LanguageModel, language_model

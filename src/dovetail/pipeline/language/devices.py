@@ -8,7 +8,7 @@ from typing import Protocol
 import numpy as np
 
 from dovetail.core.errors import InputError, did_you_mean
-from dovetail.core.files import Document
+from dovetail.core.files.document import Document
 from dovetail.pipeline.inputs.files import DeviceTypeEntry, ProfileEntry, RooflineEntry
 from dovetail.pipeline.inputs.problem import check_number
 from dovetail.pipeline.language.costs import ALONE, Precision, Reached, Ring, Step, layer_work

@@ -11,7 +11,7 @@ from msgspec import Struct, field
 from msgspec.structs import replace
 
 from dovetail.core.errors import InputError, did_you_mean
-from dovetail.core.files import Document, Source, checked
+from dovetail.core.files.document import Document, Source, checked
 from dovetail.pipeline.inputs.files import DeviceTypeEntry, load
 from dovetail.pipeline.inputs.pool import regroup
 from dovetail.pipeline.inputs.problem import BYTES_PER_S, DTYPE_BYTES, MIB, DeviceClass, Pipeline, TiedWeights

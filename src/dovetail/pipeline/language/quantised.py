@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping
 from fnmatch import fnmatchcase
 from typing import Any
 
-from dovetail.core.files import Document
+from dovetail.core.files.document import Document
 
 BESIDE = "hf_quant_config.json"
 _MIXED = "MIXED_PRECISION"

@@ -11,7 +11,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from dovetail.core.errors import InputError, did_you_mean
-from dovetail.core.files import Document, Source
+from dovetail.core.files.document import Document, Source
 from dovetail.pipeline.inputs.problem import DTYPE_BYTES
 from dovetail.pipeline.language.blocks import Block, blocks_of, groups, heads_of
 from dovetail.pipeline.language.config import ModelConfig

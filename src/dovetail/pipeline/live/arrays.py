@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from dovetail.core.errors import InputError
-from dovetail.core.files import as_path, open_bytes
-from dovetail.core.output import written_whole
+from dovetail.core.files.document import as_path
+from dovetail.core.files.output import written_whole
+from dovetail.core.files.reading import open_bytes
 
 if TYPE_CHECKING:
     import torch

@@ -9,7 +9,7 @@ from collections.abc import Collection
 from msgspec import Struct
 
 from dovetail.core.errors import InputError, did_you_mean
-from dovetail.core.files import Document, Source
+from dovetail.core.files.document import Document, Source
 from dovetail.pipeline.hardware import check_device
 
 DEVICE = re.compile(r"cpu|cuda(:\d+)?")

@@ -17,11 +17,11 @@ from typing import Any
 import msgspec
 from msgspec import Struct
 
-from dovetail.core.charts import as_fact
 from dovetail.core.events import Added, Arrived, Complete, Finished, Observed, Reject, Start
 from dovetail.core.journal import Clock, Header, Observer
+from dovetail.core.journal.recorder import Recorder, host_clock
 from dovetail.core.metrics import Metrics, recount
-from dovetail.core.recorder import Recorder, host_clock
+from dovetail.core.results.charts import as_fact
 from dovetail.core.tasks import TaskGraphRecord
 from dovetail.pipeline.explain import curves
 from dovetail.pipeline.hardware import Carrier

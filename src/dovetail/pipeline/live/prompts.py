@@ -11,8 +11,8 @@ from typing import Any
 import msgspec
 
 from dovetail.core.errors import InputError
-from dovetail.core.files import Document
-from dovetail.core.output import written_whole
+from dovetail.core.files.document import Document
+from dovetail.core.files.output import written_whole
 from dovetail.pipeline.models.spec import ModelSpec, one_line
 
 

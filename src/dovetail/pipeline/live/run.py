@@ -12,9 +12,9 @@ import msgspec
 from msgspec import Struct
 
 from dovetail.core.errors import InputError
-from dovetail.core.files import Source, as_path, checked
-from dovetail.core.output import refuse_overwrite
-from dovetail.core.run import JournalFile, JournalPath
+from dovetail.core.files.document import Source, as_path, checked
+from dovetail.core.files.output import refuse_overwrite
+from dovetail.core.results.run import JournalFile, JournalPath
 from dovetail.pipeline.live.arrays import read_inputs, together, write_outputs
 from dovetail.pipeline.live.carriers import carriers
 from dovetail.pipeline.live.coordinator import Coordinator

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol, TypeAlias
 from msgspec import Struct
 
 from dovetail.core.errors import InputError, MissingExtraError, did_you_mean
-from dovetail.core.files import as_path, checked
+from dovetail.core.files.document import as_path, checked
 
 if TYPE_CHECKING:
     import torch

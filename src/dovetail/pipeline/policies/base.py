@@ -14,8 +14,8 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from dovetail.core import registry
-from dovetail.core.errors import InputError, check_functions, did_you_mean
-from dovetail.core.files import checked
+from dovetail.core.errors import DovetailError, InputError, PolicyError, check_functions, did_you_mean
+from dovetail.core.files.document import checked
 from dovetail.core.registry import named_options
 from dovetail.pipeline.compat.auction_options import renamed
 from dovetail.pipeline.inputs.pool import by_host

@@ -11,8 +11,8 @@ import msgspec
 from msgspec import Struct
 
 from dovetail.core.errors import InputError, did_you_mean
-from dovetail.core.files import Document, as_path
-from dovetail.core.output import refuse_overwrite
+from dovetail.core.files.document import Document, as_path
+from dovetail.core.files.output import refuse_overwrite
 from dovetail.core.rates import Rate, RateTable
 from dovetail.pipeline.inputs.files import DeviceTypeEntry, ModelEntry
 from dovetail.pipeline.inputs.problem import DTYPE_BYTES, LARGEST

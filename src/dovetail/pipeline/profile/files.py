@@ -11,8 +11,9 @@ import msgspec
 from msgspec import Struct
 
 from dovetail.core.errors import InputError
-from dovetail.core.files import Document, yaml_text
-from dovetail.core.output import written_whole
+from dovetail.core.files.document import Document
+from dovetail.core.files.output import written_whole
+from dovetail.core.files.reading import yaml_text
 from dovetail.pipeline.inputs.problem import TiedWeights, check_tied
 
 if TYPE_CHECKING:

@@ -15,7 +15,7 @@ import msgspec
 from msgspec import Struct
 
 from dovetail.core.errors import DovetailError, InputError
-from dovetail.core.files import Document, as_path
+from dovetail.core.files.document import Document, as_path
 from dovetail.pipeline.profile.files import dump_yaml
 from dovetail.pipeline.profile.measure import spread
 

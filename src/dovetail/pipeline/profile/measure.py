@@ -15,7 +15,7 @@ from msgspec import Struct
 from msgspec.structs import asdict, replace
 
 from dovetail.core.errors import InputError
-from dovetail.core.frames import as_frame, columns_of
+from dovetail.core.results.frames import as_frame, columns_of
 from dovetail.pipeline.hardware import BUSY, Disturbance, check_device, device_name
 from dovetail.pipeline.inputs.problem import MIB, TiedWeights
 from dovetail.pipeline.models.spec import Chain, need_torch, one_line

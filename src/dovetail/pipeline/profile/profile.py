@@ -10,8 +10,8 @@ from typing import Any, Literal
 from msgspec import Struct
 
 from dovetail.core.errors import InputError
-from dovetail.core.files import as_path, checked
-from dovetail.core.output import refuse_overwrite
+from dovetail.core.files.document import as_path, checked
+from dovetail.core.files.output import refuse_overwrite
 from dovetail.pipeline.hardware import placed_on
 from dovetail.pipeline.models.load import load
 from dovetail.pipeline.models.spec import Chain, ModelSpec, full_dtype, model_spec

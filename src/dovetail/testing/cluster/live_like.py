@@ -31,7 +31,7 @@ from dovetail.cluster.rules import RoundRules
 from dovetail.core import registry
 from dovetail.core.events import Rows
 from dovetail.core.journal import Header, Writer
-from dovetail.core.replay import replay_journal
+from dovetail.core.loop.replay import replay_journal
 
 _MOST_ROUNDS = 40
 

@@ -9,9 +9,9 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from dovetail.core.engine import simulate
 from dovetail.core.events import Arrived, Failed, Finished, Order, Settled, Start
 from dovetail.core.journal import Reader
+from dovetail.core.loop.engine import simulate
 from dovetail.core.metrics import Metrics, recount
 from dovetail.workflow import measurements
 from dovetail.workflow.facts import WorkflowFacts

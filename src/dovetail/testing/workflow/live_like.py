@@ -13,8 +13,6 @@ from typing import Any
 
 from msgspec import Struct
 
-from dovetail.core.agenda import LIVE_ORDER, Agenda, TotalOrder
-from dovetail.core.engine import Scheduler, simulate
 from dovetail.core.errors import DovetailError
 from dovetail.core.events import (
     Added,
@@ -32,9 +30,11 @@ from dovetail.core.events import (
     Stimulus,
     Stop,
 )
-from dovetail.core.executor import chance
 from dovetail.core.journal import Header, Observer, Writer
-from dovetail.core.replay import replay_journal
+from dovetail.core.loop.agenda import LIVE_ORDER, Agenda, TotalOrder
+from dovetail.core.loop.engine import Scheduler, simulate
+from dovetail.core.loop.executor import chance
+from dovetail.core.loop.replay import replay_journal
 from dovetail.core.resources import Device, Pool
 from dovetail.testing.workflow.random_workloads import RandomWorkload, options_of, policies_for, random_case, read_case
 from dovetail.workflow.capacity import BACK, EMPTIED, GONE

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from dovetail.core import registry
-from dovetail.core.executor import chance
+from dovetail.core.loop.executor import chance
 from dovetail.workflow.policies.base import Place, Preload, Wait, WorkflowPolicy
 from dovetail.workflow.policies.ready import ReadyNode
 from dovetail.workflow.policies.view import View

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from dovetail.core import check as core
-from dovetail.core.files import Source
+from dovetail.core.files.document import Source
 from dovetail.core.findings import Findings, Report, check_bounds, compare
 from dovetail.core.journal import Reader
 from dovetail.core.metrics import Figures, recount

@@ -8,7 +8,7 @@ from typing import Any
 
 from dovetail.core.check import Check
 from dovetail.core.errors import InputError
-from dovetail.core.files import Source
+from dovetail.core.files.document import Source
 from dovetail.core.findings import Findings, Report
 from dovetail.core.journal import Ended, Header, Observer, Reader
 from dovetail.core.metrics import Figures, recount

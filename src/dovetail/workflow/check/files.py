@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 
 from dovetail.core.events import Arrived, Complete, Finished, Grew, Reject
-from dovetail.core.files import Source
+from dovetail.core.files.document import Source
 from dovetail.core.findings import Findings, close
 from dovetail.core.journal import Header
 from dovetail.core.resources import DeviceType

@@ -21,7 +21,7 @@ from dovetail.core.events import (
 )
 from dovetail.core.findings import Findings, close
 from dovetail.core.journal import Header
-from dovetail.core.preloads import Preloads
+from dovetail.core.journal.preloads import Preloads
 from dovetail.core.rates import PREFILL
 from dovetail.core.resources import Pool
 from dovetail.core.tasks import Task

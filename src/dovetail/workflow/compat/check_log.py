@@ -14,7 +14,8 @@ from msgspec import UNSET
 from dovetail.core import check as core
 from dovetail.core.errors import InputError
 from dovetail.core.events import Arrived, Complete, Reject, Start
-from dovetail.core.files import explain, read_bytes
+from dovetail.core.files.document import explain
+from dovetail.core.files.reading import read_bytes
 from dovetail.core.findings import Findings, Report, close, compare
 from dovetail.core.journal import Header
 from dovetail.workflow.check.examination import Examination, need_config

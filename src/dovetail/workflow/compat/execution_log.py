@@ -14,9 +14,9 @@ import msgspec
 from msgspec import UNSET, Struct, UnsetType
 
 from dovetail.core.events import Arrived, Complete, Failed, Finished, Grew, Observed, Prepare, Reject, Settled, Start
+from dovetail.core.files.output import written_whole
 from dovetail.core.journal import Header
 from dovetail.core.metrics import Figures
-from dovetail.core.output import written_whole
 from dovetail.version import __version__
 from dovetail.workflow.bounds import Bounds
 from dovetail.workflow.gpus.sharing import FIRST_TOKEN

@@ -15,7 +15,7 @@ import numpy as np
 from msgspec import Struct, structs
 
 from dovetail.core.events import Arrived
-from dovetail.core.files import Source
+from dovetail.core.files.document import Source
 from dovetail.core.resources import Pool
 from dovetail.core.tasks import TaskGraph, TaskGraphError
 from dovetail.workflow.choices import OnError

@@ -7,7 +7,7 @@ from typing import Any, TextIO
 
 from dovetail.core.events import Arrived, Complete, Failed, Finished, Grew, Prepare, PrepareEnded, Reject, Start
 from dovetail.core.journal import Ended, Header
-from dovetail.core.preloads import Preloads
+from dovetail.core.journal.preloads import Preloads
 
 _LINES = 4096  # of the text log, written at once
 

@@ -13,9 +13,9 @@ from itertools import count
 
 from msgspec.structs import replace
 
-from dovetail.core.agenda import TotalOrder
 from dovetail.core.events import Arrived, Asked, Failed, Finished, Observed, Order, Start, Stimulus
-from dovetail.core.executor import SimExecutor
+from dovetail.core.loop.agenda import TotalOrder
+from dovetail.core.loop.executor import SimExecutor
 
 Window = tuple[int, ...]
 FIRST_TOKEN = "first token"

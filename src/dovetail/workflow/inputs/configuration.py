@@ -9,7 +9,7 @@ import msgspec
 from msgspec import Struct, field
 
 from dovetail.core.errors import InputError, did_you_mean
-from dovetail.core.files import Document, Source, explain
+from dovetail.core.files.document import Document, Source, explain
 from dovetail.core.resources import DeviceType
 from dovetail.core.tasks import TaskGraphError
 from dovetail.workflow.choices import OnError

@@ -21,8 +21,8 @@ from typing import Any
 from msgspec import Struct, field
 
 from dovetail.core.errors import InputError, did_you_mean
-from dovetail.core.files import Source, as_path
-from dovetail.core.plain import scalar
+from dovetail.core.files.document import Source, as_path
+from dovetail.core.files.plain import scalar
 from dovetail.workflow.choices import ArrivalPattern, FileFormat, check_choice, check_count
 from dovetail.workflow.inputs.configuration import read_system
 from dovetail.workflow.inputs.seeded_random import SeededRandom

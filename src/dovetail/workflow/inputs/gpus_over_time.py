@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 from msgspec import Struct
 
-from dovetail.core.files import Document
+from dovetail.core.files.document import Document
 from dovetail.core.resources import Pool
 
 MOST_STEPS = 10_000

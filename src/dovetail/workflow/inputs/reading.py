@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from dovetail.core.files import Source
+from dovetail.core.files.document import Source
 from dovetail.core.resources import Pool
 from dovetail.workflow.choices import OnError
 from dovetail.workflow.inputs.configuration import read_system

@@ -15,7 +15,7 @@ from msgspec import Struct, field
 
 from dovetail.core.errors import did_you_mean
 from dovetail.core.events import Arrived
-from dovetail.core.files import Document, Key, explain, name_entries
+from dovetail.core.files.document import Document, Key, explain, name_entries
 from dovetail.core.tasks import TaskGraph
 from dovetail.workflow.choices import OnError
 from dovetail.workflow.inputs.growing_entries import EntryFault as EntryFault

@@ -20,7 +20,8 @@ from msgspec import Struct
 
 from dovetail.core.errors import InputError
 from dovetail.core.events import Arrived
-from dovetail.core.files import Document, Source, as_path, explain, is_json_lines, parse, read_bytes
+from dovetail.core.files.document import Document, Source, as_path, explain
+from dovetail.core.files.reading import is_json_lines, parse, read_bytes
 from dovetail.workflow.choices import Mode, OnError
 from dovetail.workflow.inputs.growth.request import Later
 from dovetail.workflow.inputs.request_entries import UNKNOWN_TIME, EntryReader, RequestEntry

@@ -10,7 +10,7 @@ from msgspec import Struct, field
 from msgspec.structs import replace
 
 from dovetail.core.errors import InputError
-from dovetail.core.files import Key
+from dovetail.core.files.document import Key
 from dovetail.core.resources import DeviceType
 from dovetail.core.tasks import Task, TaskGraph
 from dovetail.workflow.inputs.costs import CostRules, ModelCost, PrefixRules, speeds_at_once

@@ -10,8 +10,9 @@ from typing import Any
 import msgspec
 
 from dovetail.core.errors import InputError
-from dovetail.core.files import as_path, yaml_text
-from dovetail.core.output import atomic_write, written_whole
+from dovetail.core.files.document import as_path
+from dovetail.core.files.output import atomic_write, written_whole
+from dovetail.core.files.reading import yaml_text
 from dovetail.workflow.choices import FileFormat
 
 _SUFFIXES: dict[str, FileFormat] = {".json": "json", ".jsonl": "jsonl", ".yaml": "yaml", ".yml": "yaml"}

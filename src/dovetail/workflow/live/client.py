@@ -10,7 +10,7 @@ from urllib.parse import quote
 import msgspec
 
 from dovetail.core.errors import DovetailError
-from dovetail.core.run import Account
+from dovetail.core.results.run import Account
 from dovetail.core.service.access import AnyPath, find_service
 from dovetail.core.service.client import HttpClient, ServiceError
 from dovetail.workflow.live.overview import Overview

@@ -29,7 +29,7 @@ from dovetail.core.events import (
     Stimulus,
     Stop,
 )
-from dovetail.core.inbox import Inbox
+from dovetail.core.loop.inbox import Inbox
 from dovetail.core.resources import Device, Pool
 from dovetail.workflow.gpus.residents import Residents
 from dovetail.workflow.gpus.sharing import FIRST_TOKEN

@@ -6,9 +6,9 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Protocol
 
-from dovetail.core.engine import Executor, Scheduler
 from dovetail.core.events import Instruction, Observed, Settled, Stimulus
-from dovetail.core.inbox import Inbox
+from dovetail.core.loop.engine import Executor, Scheduler
+from dovetail.core.loop.inbox import Inbox
 from dovetail.workflow.capacity import NUMBER
 
 

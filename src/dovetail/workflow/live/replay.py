@@ -21,9 +21,10 @@ import msgspec
 from msgspec import Struct
 
 from dovetail.core.errors import DovetailError, InputError, check_functions, did_you_mean, within
-from dovetail.core.files import Document, as_path, is_json_lines, open_bytes
+from dovetail.core.files.document import Document, as_path
+from dovetail.core.files.output import refuse_overwrite
+from dovetail.core.files.reading import is_json_lines, open_bytes
 from dovetail.core.metrics import Spread
-from dovetail.core.output import refuse_overwrite
 from dovetail.core.service.client import ServiceError
 from dovetail.core.service.interrupts import interrupts
 from dovetail.workflow.choices import REQUEST_LINES, TraceFormat, check_choice, check_count

@@ -15,15 +15,15 @@ from typing import Any, BinaryIO
 import msgspec
 from msgspec.structs import replace
 
-from dovetail.core.engine import serve
 from dovetail.core.errors import InputError, check_functions, within
 from dovetail.core.events import Arrived, Asked, Complete, Grew, Observed, Reject, Start
-from dovetail.core.files import as_path
-from dovetail.core.inbox import Inbox
+from dovetail.core.files.document import as_path
+from dovetail.core.files.output import refuse_overwrite
+from dovetail.core.files.plain import scalar
 from dovetail.core.journal import Observer, Writer
-from dovetail.core.output import refuse_overwrite
-from dovetail.core.plain import scalar
-from dovetail.core.run import JournalFile, JournalPath
+from dovetail.core.loop.engine import serve
+from dovetail.core.loop.inbox import Inbox
+from dovetail.core.results.run import JournalFile, JournalPath
 from dovetail.core.service.interrupts import interrupts
 from dovetail.workflow.choices import DEFAULT_POLICY, DEFAULT_RETRIES, REQUEST_LINES, check_count
 from dovetail.workflow.live.engines.choice import DeviceKind, EngineName, engine_for

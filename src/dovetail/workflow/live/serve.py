@@ -8,7 +8,7 @@ from typing import Any
 from msgspec.structs import asdict
 
 from dovetail.core.errors import InputError
-from dovetail.core.files import Source, as_path, checked
+from dovetail.core.files.document import Source, as_path, checked
 from dovetail.core.service.access import AnyPath, state_folder
 from dovetail.core.service.log_lines import LogLines
 from dovetail.workflow.choices import DEFAULT_POLICY

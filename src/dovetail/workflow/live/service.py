@@ -22,9 +22,9 @@ from msgspec.structs import replace
 
 from dovetail.core.errors import DovetailError, InputError, did_you_mean, within
 from dovetail.core.events import Grew
-from dovetail.core.inbox import Inbox
 from dovetail.core.journal import Reader
-from dovetail.core.run import Account
+from dovetail.core.loop.inbox import Inbox
+from dovetail.core.results.run import Account
 from dovetail.core.service.log_lines import LogLines
 from dovetail.core.service.refusals import BusyError, ConflictError, DrainingError
 from dovetail.core.service.store import StoreError

@@ -17,7 +17,6 @@ from typing import Any, Literal
 import msgspec
 from msgspec.structs import replace
 
-from dovetail.core.engine import serve
 from dovetail.core.errors import InputError, ReplayError
 from dovetail.core.events import (
     Added,
@@ -33,6 +32,7 @@ from dovetail.core.events import (
     Stimulus,
 )
 from dovetail.core.journal import Header, Step
+from dovetail.core.loop.engine import serve
 from dovetail.core.service.access import own_folder
 from dovetail.core.service.clock import LastingClock
 from dovetail.core.service.store import StoreError

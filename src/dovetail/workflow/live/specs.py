@@ -11,7 +11,7 @@ import msgspec
 from msgspec import structs
 
 from dovetail.core.errors import InputError, MissingExtraError
-from dovetail.core.files import explain
+from dovetail.core.files.document import explain
 from dovetail.workflow.inputs.costs import MIB_PER_GB
 from dovetail.workflow.inputs.sources import OF_SERVERS, EmulatedSource, ModelSource
 from dovetail.workflow.inputs.system import Model, System

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from dovetail.core.events import Failed, Observed, Prepare, PrepareEnded, Settled, Start
-from dovetail.core.preloads import Preloads
+from dovetail.core.journal.preloads import Preloads
 from dovetail.core.service.log_lines import LogLines
 from dovetail.core.service.prometheus import PrometheusText
 from dovetail.workflow.capacity import GONE, GONE_BEFORE

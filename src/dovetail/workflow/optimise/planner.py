@@ -13,9 +13,9 @@ from typing import Any, Literal, get_args, get_type_hints
 
 from msgspec import Struct
 
-from dovetail.core.engine import simulate
 from dovetail.core.events import Arrived, Start
-from dovetail.core.executor import SimExecutor
+from dovetail.core.loop.engine import simulate
+from dovetail.core.loop.executor import SimExecutor
 from dovetail.core.metrics import Metrics
 from dovetail.core.policy_source import REQUIRED
 from dovetail.core.registry import create, find, listing

@@ -7,7 +7,7 @@ from types import MappingProxyType
 
 from dovetail.core.errors import PolicyError
 from dovetail.core.events import Arrived, Complete, Failed, Finished, Instruction, Reject, Start, Stimulus
-from dovetail.core.guard import Guard
+from dovetail.core.loop.guard import Guard
 from dovetail.core.resources import Pool
 from dovetail.core.tasks import TaskGraph
 from dovetail.workflow.inputs.tenants import Tenancy

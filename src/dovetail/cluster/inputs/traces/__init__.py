@@ -20,8 +20,9 @@ from dovetail.cluster.inputs.traces.mapping import Mapper
 from dovetail.cluster.inputs.traces.table import write_table
 from dovetail.cluster.inputs.workload import Job, Throughputs
 from dovetail.core.errors import InputError, did_you_mean
-from dovetail.core.files import as_path, open_bytes
-from dovetail.core.output import need_folders
+from dovetail.core.files.document import as_path
+from dovetail.core.files.output import need_folders
+from dovetail.core.files.reading import open_bytes
 
 __all__ = ["FORMATS", "JobTrace", "detect", "read_trace", "write_gavel", "write_table", "write_trace"]
 

@@ -16,7 +16,7 @@ from dovetail.cluster.inputs.traces.batch_changes import MODES, phases_of
 from dovetail.cluster.inputs.traces.format import TraceFormat, TraceReading
 from dovetail.cluster.inputs.workload import Job
 from dovetail.core.errors import InputError, did_you_mean
-from dovetail.core.output import written_whole
+from dovetail.core.files.output import written_whole
 
 _STARTS = ("command", "folder", "steps flag", "needs data")
 _COLUMNS = {

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 from dovetail.cluster.inputs.csv_rows import MOST, GivenRows, Source
 from dovetail.core.errors import InputError
-from dovetail.core.files import open_bytes
+from dovetail.core.files.reading import open_bytes
 
 _SPACE = re.compile(r"[\s,]*")
 _MORE = re.compile(r"[^\w.+-]")

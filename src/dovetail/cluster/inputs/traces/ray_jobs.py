@@ -18,7 +18,7 @@ from dovetail.cluster.inputs.traces.json_objects import JsonObject, objects
 from dovetail.cluster.inputs.traces.records import JobRecord, jobs_of
 from dovetail.cluster.inputs.workload import Job
 from dovetail.core.errors import InputError
-from dovetail.core.files import open_bytes
+from dovetail.core.files.reading import open_bytes
 
 _PRINTED = re.compile(r"^\s*\[?\s*JobDetails\(", re.MULTILINE)
 _MEMBER = re.compile(r"<\w+\.\w+: ('[^']*')>")  # how Python shows a member of an enumeration

@@ -17,7 +17,7 @@ from dovetail.cluster.inputs.traces.format import TraceFormat, TraceReading
 from dovetail.cluster.inputs.traces.records import JobRecord, jobs_of, seconds_of
 from dovetail.cluster.inputs.workload import Job
 from dovetail.core.errors import InputError
-from dovetail.core.files import open_bytes
+from dovetail.core.files.reading import open_bytes
 
 ASK = "sacct -a -X -P -o JobID,JobName,Account,State,Submit,Start,End,Elapsed,AllocTRES,ReqTRES"
 _GPU = re.compile(r"(?:gres/|gres:|PER_NODE:)?gpu(?::([^:=,()]+))??(?:[:=](\d+))?(?:\([^)]*\))?")

@@ -10,7 +10,7 @@ from pathlib import Path
 from dovetail.cluster.inputs.csv_rows import LEAST_WEIGHT, MOST_WEIGHT, check_columns, header_of, read_rows
 from dovetail.cluster.inputs.traces.format import START, TraceFormat, TraceReading
 from dovetail.cluster.inputs.workload import Job
-from dovetail.core.output import written_whole
+from dovetail.core.files.output import written_whole
 
 COLUMNS = ("arrival_s", "model", "width", "steps", "duration_s", "weight", "due_s", "entity", "name", *START)
 NEEDED = ("arrival_s", "model")

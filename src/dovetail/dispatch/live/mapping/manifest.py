@@ -13,7 +13,7 @@ import msgspec
 from msgspec import Struct
 
 from dovetail.core.errors import InputError, cannot_write
-from dovetail.core.output import written_whole
+from dovetail.core.files.output import written_whole
 from dovetail.dispatch.live.mapping.dataset import MANIFEST, ShardRange
 
 

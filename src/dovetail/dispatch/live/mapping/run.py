@@ -15,7 +15,7 @@ import torch
 from msgspec import Struct
 
 from dovetail.core.errors import DovetailError, InputError, check_functions, within
-from dovetail.core.files import as_path
+from dovetail.core.files.document import as_path
 from dovetail.dispatch.live.mapping.dataset import FileDataset, IndexedDataset, MapDataset, ShardRange, as_dataset
 from dovetail.dispatch.live.mapping.feed import ShardFeed
 from dovetail.dispatch.live.mapping.fingerprint import fingerprint, name_of

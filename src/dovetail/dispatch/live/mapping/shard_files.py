@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from dovetail.core.errors import DovetailError, InputError, MissingExtraError, did_you_mean
-from dovetail.core.output import written_whole
+from dovetail.core.files.output import written_whole
 from dovetail.dispatch.inputs.trees import leaves
 
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from dovetail.core.agenda import Agenda
 from dovetail.core.events import Arrived, Complete, Finished, Grew, Reject, Stimulus
+from dovetail.core.loop.agenda import Agenda
 from dovetail.core.tasks import TaskGraph
 from dovetail.workflow.inputs.growth.request import Later, draw
 from dovetail.workflow.inputs.growth.rules import GrowthRules

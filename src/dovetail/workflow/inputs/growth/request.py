@@ -11,7 +11,7 @@ from msgspec import Struct
 
 from dovetail.core.errors import InputError
 from dovetail.core.events import Grew
-from dovetail.core.executor import chance
+from dovetail.core.loop.executor import chance
 from dovetail.core.tasks import Task, TaskGraph
 from dovetail.workflow.inputs.growth.rules import GrowthRules, Outcome
 

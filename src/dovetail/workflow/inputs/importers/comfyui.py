@@ -16,7 +16,7 @@ from pathlib import PurePosixPath
 from typing import Any, NamedTuple
 
 from dovetail.core.errors import InputError
-from dovetail.core.files import as_path
+from dovetail.core.files.document import as_path
 from dovetail.workflow.inputs.costs import CostRules
 from dovetail.workflow.inputs.importers import comfyui_figures as figures
 from dovetail.workflow.inputs.importers.comfyui_files import ComfyGraph, ComfyLink, ComfyNode, read_graph

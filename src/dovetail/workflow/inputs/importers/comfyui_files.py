@@ -18,7 +18,8 @@ import msgspec
 from msgspec import Struct, field
 
 from dovetail.core.errors import InputError
-from dovetail.core.files import Document, Key, read_bytes
+from dovetail.core.files.document import Document, Key
+from dovetail.core.files.reading import read_bytes
 from dovetail.workflow.inputs.importers.comfyui_media import embedded
 from dovetail.workflow.inputs.importers.comfyui_types import ANY, NodeTypes, names_weights
 from dovetail.workflow.inputs.importers.common import find_cycle

@@ -10,7 +10,7 @@ from typing import Any
 from msgspec import Struct, field
 
 from dovetail.core.errors import InputError
-from dovetail.core.files import Document
+from dovetail.core.files.document import Document
 
 ANY = "*"
 WEIGHTS_FILE = re.compile(r"\.(safetensors|sft|ckpt|pt|pth|bin|gguf|onnx)$", re.IGNORECASE)

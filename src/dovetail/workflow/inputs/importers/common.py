@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 from msgspec import Struct, field
 
 from dovetail.core.errors import InputError
-from dovetail.core.files import as_path
+from dovetail.core.files.document import as_path
 from dovetail.workflow.inputs.write import file_format, output_paths, write_config, write_requests
 
 N = TypeVar("N", bound=Hashable)

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from dovetail.core.errors import InputError, did_you_mean
-from dovetail.core.files import Document
+from dovetail.core.files.document import Document
 from dovetail.workflow.inputs.system import Model
 
 DEFAULT_PRESET = "llama2-7b"

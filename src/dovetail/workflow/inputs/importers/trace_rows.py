@@ -12,7 +12,7 @@ from typing import Any, Literal
 import msgspec
 
 from dovetail.core.errors import InputError, did_you_mean
-from dovetail.core.files import is_json_lines, open_bytes, parse, read_bytes
+from dovetail.core.files.reading import is_json_lines, open_bytes, parse, read_bytes
 from dovetail.workflow.inputs.system import MOST
 
 TimeUnit = Literal["s", "ms", "us", "ns"]

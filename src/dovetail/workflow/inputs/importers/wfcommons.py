@@ -17,7 +17,7 @@ from typing import Any, Literal
 from msgspec import Struct, field
 
 from dovetail.core.errors import InputError
-from dovetail.core.files import Document, Key
+from dovetail.core.files.document import Document, Key
 from dovetail.workflow.choices import check_choice
 from dovetail.workflow.inputs.importers.common import Imported, Names, as_paths, find_cycle, request
 from dovetail.workflow.inputs.system import MOST

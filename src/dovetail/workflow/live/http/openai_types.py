@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal, TypeVar
 import msgspec
 from msgspec import Meta, Struct
 
-from dovetail.core.files import explain
+from dovetail.core.files.document import explain
 from dovetail.core.service.http import HttpError
 
 T = TypeVar("T", bound="ModelRequest")

@@ -9,9 +9,9 @@ from itertools import pairwise
 
 from msgspec import Struct
 
-from dovetail.report.charts import CHARACTER, label, legend, line_style, linked, marked, shape
+from dovetail.report.data.units import unit_of
 from dovetail.report.look import PALETTE, number, ticks
-from dovetail.report.units import unit_of
+from dovetail.report.svg.charts import CHARACTER, label, legend, line_style, linked, marked, shape
 
 _WIDTH, _HEIGHT, _LEFT, _RIGHT, _ABOVE, _BELOW = 640.0, 310.0, 62.0, 18.0, 30.0, 44.0
 _WIDE = 1.6  # times the highest point: bands beyond it are cut off, so that lines can still be told apart

@@ -14,18 +14,18 @@ import numpy as np
 from msgspec import Struct, field
 from msgspec.structs import replace
 
-from dovetail.core.charts import Chart, Series, charts_of
 from dovetail.core.errors import InputError
 from dovetail.core.events import Added, Arrived, Complete, Failed, Finished, Reject, Start
 from dovetail.core.journal import Ended, Header, Reader, open_journal
 from dovetail.core.metrics import Figures, Metrics, Spread
+from dovetail.core.results.charts import Chart, Series, charts_of
 from dovetail.core.words import Words
-from dovetail.report.bars import DONE, Bar, Bars, Shelf
-from dovetail.report.devices import together
-from dovetail.report.pieces import Finest, Kept
-from dovetail.report.timeline import Strip, Timeline
-from dovetail.report.units import unit_for
-from dovetail.report.waiting import Waited, Waits
+from dovetail.report.data.bars import DONE, Bar, Bars, Shelf
+from dovetail.report.data.devices import together
+from dovetail.report.data.pieces import Finest, Kept
+from dovetail.report.data.timeline import Strip, Timeline
+from dovetail.report.data.units import unit_for
+from dovetail.report.data.waiting import Waited, Waits
 
 MAX_BARS = 100_000
 MAX_FINEST = 1_500_000

@@ -20,7 +20,7 @@ from msgspec.json import encode as json
 from numpy.typing import NDArray
 
 from dovetail.core.resources import runs_of
-from dovetail.report.bars import Bar
+from dovetail.report.data.bars import Bar
 
 ROWS = 8192  # of a piece of the finest level
 _TICKS = 2**24  # from the first to the last end in such a piece

@@ -7,11 +7,11 @@ from functools import partial
 from html import escape
 from math import ceil, floor, log2
 
-from dovetail.core.charts import Chart
-from dovetail.report.bands import Axis, Line, Point, band_chart
-from dovetail.report.charts import staircase
+from dovetail.core.results.charts import Chart
 from dovetail.report.document import WIDE, card, for_widths
 from dovetail.report.look import number, ticks, unit_for
+from dovetail.report.svg.bands import Axis, Line, Point, band_chart
+from dovetail.report.svg.charts import staircase
 
 _POINTS = 40  # with more of them, a line is drawn without its points
 

@@ -7,8 +7,8 @@ from collections.abc import Mapping, Sequence
 from hashlib import blake2b
 from statistics import NormalDist
 
-from dovetail.core.agenda import Agenda, TotalOrder
 from dovetail.core.events import Change, Failed, Finished, Order, Pause, Prepare, PrepareEnded, Start, Stimulus, Stop
+from dovetail.core.loop.agenda import Agenda, TotalOrder
 
 _NORMAL = NormalDist()
 

@@ -1,4 +1,4 @@
-"""YAML and JSON into typed structs, by content and any suffix; an error names the file, the line, the key."""
+"""YAML, JSON and TOML into typed structs; an error names the file, the line, the key."""
 
 from __future__ import annotations
 
@@ -6,23 +6,19 @@ import os
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, BinaryIO, ClassVar, TypeVar
+from typing import Any, TypeVar
 
 import msgspec
 import yaml
 from msgspec import inspect
 
 from dovetail.core.errors import InputError, did_you_mean
-from dovetail.core.plain import plain
+from dovetail.core.files.plain import plain
+from dovetail.core.files.reading import SafeLoader, parse, read_bytes
 
 T = TypeVar("T")
 Key = str | int
 Source = str | os.PathLike[str] | Mapping[str, Any] | Sequence[Any] | Any  # the last: a struct or a frame
-_SafeLoader: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
-_SafeDumper: Any = getattr(yaml, "CSafeDumper", yaml.SafeDumper)
-_MERGE = "tag:yaml.org,2002:merge"
-_EXPONENT = re.compile(r"[-+]?(?:[0-9]+\.?[0-9]*|\.[0-9]+)[eE][-+]?[0-9]+$")
-_BOM = b"\xef\xbb\xbf"
 _PATH = re.compile(r" - at (`key` in )?`(\$[^`]*)`$")
 _STEP = re.compile(r"\.([^.\[\]]+)|\[(\d+|\.\.\.)\]")
 _UNKNOWN = re.compile(r"Object contains unknown field `(.*)`")
@@ -81,7 +77,7 @@ class Document:
             self._root = ()  # the keys are told; which line they are on, the reader does not say
         if self._root is None:
             try:
-                self._root = yaml.compose(self.text.replace(b"\t", b" "), Loader=_SafeLoader)
+                self._root = yaml.compose(self.text.replace(b"\t", b" "), Loader=SafeLoader)
             except (yaml.YAMLError, RecursionError):
                 self._root = ()
         node, line = self._root, None
@@ -226,161 +222,3 @@ def _with(data: Any, keys: Sequence[Any], value: Any) -> Any:
     copy = data.copy()
     copy[keys[0]] = _with(data[keys[0]], keys[1:], value)
     return copy
-
-
-def open_bytes(path: Path) -> BinaryIO:
-    """A file to read, or an error that a person can act on."""
-    try:
-        return path.open("rb")
-    except FileNotFoundError:
-        raise InputError(f"{path}: no such file") from None
-    except IsADirectoryError:
-        raise InputError(f"{path}: is a folder; expected a file") from None
-    except PermissionError:
-        raise InputError(f"{path}: may not be read (permission denied)") from None
-    except (OSError, ValueError) as error:
-        raise InputError(f"{path}: cannot be read: {getattr(error, 'strerror', error)}") from None
-
-
-def read_bytes(path: Path, expected: str = "YAML or JSON") -> bytes:
-    """What a file holds, without a byte order mark; an empty file is an error."""
-    with open_bytes(path) as file:
-        text = file.read().removeprefix(_BOM)
-    if not text.strip():
-        raise InputError(f"{path}: is empty; expected {expected}")
-    return text
-
-
-class _Loader(_SafeLoader):  # type: ignore[misc]
-    """YAML as everybody loads it, but a key that is given twice is an error, where the last one would silently win."""
-
-    def __init__(self, stream: bytes) -> None:
-        super().__init__(stream)
-        self._flat: set[int] = set()
-
-    def flatten_mapping(self, node: yaml.MappingNode) -> None:
-        """Called before a mapping is built, and again for each that is merged into another."""
-        if id(node) in self._flat:
-            return
-        self._flat.add(id(node))
-        first: dict[tuple[str, str], yaml.ScalarNode] = {}
-        for key, _ in node.value:
-            if isinstance(key, yaml.ScalarNode) and key.tag != _MERGE:
-                before = first.setdefault((key.tag, key.value), key)
-                if before is not key:
-                    raise _DoubleKeyError(before, key)
-        super().flatten_mapping(node)
-
-    def construct_yaml_timestamp(self, node: yaml.ScalarNode) -> Any:
-        try:
-            return super().construct_yaml_timestamp(node)
-        except ValueError as error:
-            raise yaml.MarkedYAMLError(problem=f"{node.value}: {error}", problem_mark=node.start_mark) from None
-
-    def construct_yaml_float(self, node: yaml.ScalarNode) -> float:
-        """1e3 is as good a count as 1000."""
-        value = float(super().construct_yaml_float(node))
-        whole = "e" in node.value.lower() and abs(value) < 2**53 and value.is_integer()
-        return int(value) if whole else value
-
-
-_Loader.add_constructor("tag:yaml.org,2002:timestamp", _Loader.construct_yaml_timestamp)
-_Loader.add_constructor("tag:yaml.org,2002:float", _Loader.construct_yaml_float)
-# YAML 1.1 wants a dot and a sign in such numbers, and makes text of 5e-05 and 1e3, which 1.2 and JSON read as numbers.
-_Loader.add_implicit_resolver("tag:yaml.org,2002:float", _EXPONENT, list("-+.0123456789"))
-
-
-class _Dumper(_SafeDumper):  # type: ignore[misc]
-    """YAML that reads back as it was: text that looks like one of these numbers stands in quotes."""
-
-
-_Dumper.add_implicit_resolver("tag:yaml.org,2002:float", _EXPONENT, list("-+.0123456789"))
-
-
-def yaml_text(data: Any, *, sort_keys: bool = False, default_flow_style: bool | None = False) -> str:
-    """Data as YAML.
-
-    >>> yaml_text({"job": "1e3", "rate": 1e300})
-    "job: '1e3'\\nrate: 1.0e+300\\n"
-    """
-    layout: dict[str, Any] = {"sort_keys": sort_keys, "default_flow_style": default_flow_style, "allow_unicode": True}
-    return str(yaml.dump(data, Dumper=_Dumper, **layout))
-
-
-class _TextLoader(_Loader):
-    """YAML in which nothing but text is known."""
-
-    yaml_implicit_resolvers: ClassVar[dict[str, Any]] = {}
-
-
-class _DoubleKeyError(yaml.MarkedYAMLError):
-    def __init__(self, first: yaml.ScalarNode, second: yaml.ScalarNode) -> None:
-        problem = f"the key {second.value!r} is given twice, first on line {first.start_mark.line + 1}"
-        super().__init__(problem=problem, problem_mark=second.start_mark)
-
-
-def parse(path: Path, text: bytes, as_text: bool = False) -> Any:
-    """TOML by its suffix, JSON if it is JSON, YAML otherwise."""
-    if path.suffix == ".toml":
-        return _parse_toml(path, text)
-    wrong: Exception | None = None
-    try:
-        if not as_text and text.lstrip()[:1] in b"{[":
-            try:
-                return msgspec.json.decode(text)
-            except (msgspec.DecodeError, UnicodeDecodeError) as error:
-                wrong = error
-        return yaml.load(text, Loader=_TextLoader if as_text else _Loader)
-    except RecursionError:
-        raise InputError(f"{path}: is nested too deeply") from None
-    except (yaml.YAMLError, UnicodeDecodeError, ValueError) as error:
-        line = _line(error, text)
-        if isinstance(error, _DoubleKeyError):
-            raise InputError(f"{path}:{line}: {error.problem}") from None
-        if wrong is not None:
-            found = re.search(r"\(byte (\d+)\)", str(wrong))
-            line = text[: int(found.group(1))].count(b"\n") + 1 if found else line or 1
-            raise InputError(f"{path}:{line}: not JSON: {wrong}") from None
-        problem = getattr(error, "problem", None) or getattr(error, "reason", None) or str(error)
-        raise InputError(f"{path}{f':{line}' if line else ''}: not YAML: {problem}") from None
-
-
-def _parse_toml(path: Path, text: bytes) -> dict[str, Any]:
-    import tomllib
-
-    try:
-        return tomllib.loads(text.decode("utf-8-sig"))
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        found = re.search(r" \(at line (\d+), column \d+\)$", str(error))
-        line, message = (f":{found[1]}", str(error)[: found.start()]) if found else ("", str(error))
-        raise InputError(f"{path}{line}: not TOML: {message}") from None
-
-
-def _line(error: Exception, text: bytes) -> int | None:
-    """Where a loader found something wrong."""
-    mark, position = getattr(error, "problem_mark", None), getattr(error, "position", None)
-    if mark is not None:
-        return int(mark.line) + 1
-    return None if position is None else text[:position].count(b"\n") + 1
-
-
-def is_json_lines(path: Path) -> bool:
-    """Whether a file is a sequence of JSON objects, one per line (and not one JSON document).
-
-    One object alone, or none at all, is a sequence if the file is called so: `.jsonl`.
-    """
-    try:
-        with path.open("rb") as file:
-            lines = (line for line in (file.readline(1 << 24) for _ in range(64)) if line.strip())
-            first, second = next(lines, b""), next(lines, b"")
-    except (OSError, ValueError):
-        return False
-    if not first:
-        return path.suffix == ".jsonl"
-    if not first.lstrip().startswith(b"{"):
-        return False
-    try:
-        msgspec.json.decode(first)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-        return False
-    return second.lstrip().startswith(b"{") or (not second and path.suffix == ".jsonl")

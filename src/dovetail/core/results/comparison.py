@@ -6,10 +6,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from html import escape
 from typing import Any
 
-from dovetail.core.charts import Chart, Series
 from dovetail.core.errors import InputError, did_you_mean
-from dovetail.core.frames import as_frame, columns_of
-from dovetail.core.run import Picture
+from dovetail.core.results.charts import Chart, Series
+from dovetail.core.results.frames import as_frame, columns_of
+from dovetail.core.results.run import Picture
 
 _SHOWN = 20
 

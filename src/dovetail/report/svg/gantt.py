@@ -5,9 +5,9 @@ from __future__ import annotations
 from html import escape
 
 from dovetail.report import look
-from dovetail.report.bars import FAILED, Bar
-from dovetail.report.charts import label
-from dovetail.report.collect import Story
+from dovetail.report.data.bars import FAILED, Bar
+from dovetail.report.data.collect import Story
+from dovetail.report.svg.charts import label
 
 WIDTH, _RIGHT, _ABOVE, _BELOW, _TALL = 960.0, 14.0, 24.0, 40.0, 480.0
 _NAMES = 24  # lanes that are named

@@ -10,7 +10,7 @@ import msgspec
 from msgspec import Struct
 
 from dovetail.core.errors import InputError
-from dovetail.core.files import explain
+from dovetail.core.files.document import explain
 
 KEY = "charts"  # where a header's facts, and the summary at the end, hold them
 

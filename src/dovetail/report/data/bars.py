@@ -11,7 +11,7 @@ from msgspec import Struct
 
 from dovetail.core.errors import InputError
 from dovetail.core.events import Added, Failed, Finished, Pause, Prepare, PrepareEnded, Resize, Resume, Settled, Start
-from dovetail.core.preloads import Preloads
+from dovetail.core.journal.preloads import Preloads
 from dovetail.core.resources import Pool
 
 DONE, FAILED, OPEN = 0, 1, 2

@@ -14,18 +14,18 @@ from typing import Any, Literal
 
 from msgspec import Struct
 
-from dovetail.core.charts import Chart
 from dovetail.core.check import check_journal
 from dovetail.core.errors import InputError
 from dovetail.core.explain import explain, sentences
-from dovetail.core.files import as_path
+from dovetail.core.files.document import as_path
+from dovetail.core.files.output import atomic_write, refuse_overwrite
 from dovetail.core.findings import Findings, Report
-from dovetail.core.frames import as_frame, jobs_of, tasks_of
 from dovetail.core.journal import Ended, Header, Reader, open_journal
+from dovetail.core.loop.replay import Agreement, replay_journal
 from dovetail.core.metrics import Metrics, recount
-from dovetail.core.output import atomic_write, refuse_overwrite
 from dovetail.core.registry import room
-from dovetail.core.replay import Agreement, replay_journal
+from dovetail.core.results.charts import Chart
+from dovetail.core.results.frames import as_frame, jobs_of, tasks_of
 
 JournalPath = str | os.PathLike[str] | Literal[False] | None
 _DRAWN_BY = "dovetail.report.show"  # by name: reports read journals, and the core knows no report

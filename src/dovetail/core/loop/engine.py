@@ -13,7 +13,6 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from math import inf
 from typing import Any, Protocol
 
-from dovetail.core.agenda import LIVE_ORDER, Agenda, TotalOrder
 from dovetail.core.errors import DovetailError, PolicyError, ReplayError
 from dovetail.core.events import (
     Arrived,
@@ -32,9 +31,10 @@ from dovetail.core.events import (
     WakeAt,
     Woke,
 )
-from dovetail.core.guard import Guard
-from dovetail.core.inbox import Inbox
 from dovetail.core.journal import Observer, Reader, Recorded
+from dovetail.core.loop.agenda import LIVE_ORDER, Agenda, TotalOrder
+from dovetail.core.loop.guard import Guard
+from dovetail.core.loop.inbox import Inbox
 from dovetail.core.resources import Pool
 from dovetail.core.tasks import TaskGraph
 

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from dovetail.report.collect import Story
+from dovetail.report.data.collect import Story
 from dovetail.report.look import PALETTE, bounds_of_responses, number, seconds, ticks, unit_for
 
 CHARACTER, _BOLD = 6.4, 7.0  # width of a character at the charts' font size, roughly

@@ -9,10 +9,10 @@ from typing import Any
 import msgspec
 from msgspec import Struct
 
-from dovetail.core.engine import Scheduler, replay
 from dovetail.core.errors import InputError
-from dovetail.core.files import as_path
+from dovetail.core.files.document import as_path
 from dovetail.core.journal import Ended, Reader, open_journal
+from dovetail.core.loop.engine import Scheduler, replay
 from dovetail.core.registry import room
 
 _ROOMS = ("replay", "scheduler", "rounds", "planner", "simulate")  # where a level may have its `scheduler_for`

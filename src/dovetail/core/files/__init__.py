@@ -1,0 +1,1 @@
+"""Files: what users give, read and checked, and what is written."""

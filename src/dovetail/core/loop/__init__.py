@@ -1,0 +1,1 @@
+"""The one loop: on virtual time, on wall-clock time, and over a recorded run again."""

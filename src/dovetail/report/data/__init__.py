@@ -1,0 +1,1 @@
+"""What pages and pictures tell, gathered from a journal in one pass."""
