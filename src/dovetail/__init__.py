@@ -27,17 +27,17 @@ if TYPE_CHECKING:
 
 _LEVELS = ("cluster", "dispatch", "host", "pipeline", "workflow")
 _PUBLIC = {
-    "Comparison": "core.comparison",
+    "Comparison": "core.results.comparison",
     "DovetailError": "core.errors",
     "InputError": "core.errors",
     "Metrics": "core.metrics",
     "RateTable": "core.rates",
-    "Run": "core.run",
+    "Run": "core.results.run",
     "check_journal": "journals",
     "open_journal": "core.journal",
     "policy": "core.registry",
     "read_journal": "journals",
-    "replay_journal": "core.replay",
+    "replay_journal": "core.loop.replay",
     "write_report": "journals",
 }
 __all__ = [

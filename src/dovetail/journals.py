@@ -32,7 +32,8 @@ def check_journal(path: AnyPath, *, config: AnyPath | None = None, requests: Any
     }
     for file in (log, *against.values()):
         if not file.is_file():
-            raise InputError(f"{file}: {'is a folder; expected a file' if file.is_dir() else 'no such file'}")
+            wrong = "is a folder" if file.is_dir() else "is a pipe or a device, which cannot be read twice"
+            raise InputError(f"{file}: {wrong + '; expected a file' if file.exists() else 'no such file'}")
     if is_journal(log):
         return check_run(log, **against)
     from dovetail.workflow.compat.check_log import check_log

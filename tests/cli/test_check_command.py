@@ -210,14 +210,16 @@ def test_what_cannot_be_read_is_bad_input(
     assert message in shown.err
 
 
-def test_a_folder_or_a_missing_input_is_bad_input(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_folder_a_device_or_a_missing_input_is_bad_input(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["check", "."]) == 2
+    assert cli.main(["check", os.devnull]) == 2
     assert cli.main(["check", "run.jsonl", "--config", "nowhere.json"]) == 2
     assert cli.main(["check", "run.jsonl", "--requests", "requests.json"]) == 2
     errors = capsys.readouterr().err.splitlines()
     assert "is a folder" in errors[0]
-    assert errors[1] == "error: nowhere.json: no such file"
-    assert "--requests needs --config" in errors[2]
+    assert errors[1].startswith(f"error: {os.devnull}: is a pipe or a device")
+    assert errors[2] == "error: nowhere.json: no such file"
+    assert "--requests needs --config" in errors[3]
 
 
 def test_a_broken_record_is_named_by_its_line(run: Path, capsys: pytest.CaptureFixture[str]) -> None:

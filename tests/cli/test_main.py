@@ -103,6 +103,10 @@ def test_debug_shows_the_traceback(trial: Trial, capsys: pytest.CaptureFixture[s
     ("argv", "hint"),
     [
         (["doctr"], 'Did you mean "doctor"?'),
+        (
+            ["host", "simulate", "a.yaml"],
+            "unexpected 'a.yaml': expected flags; `dovetail host simulate --help` lists them",
+        ),
         (["explain", "run.jsonl"], "is a command of levels: dovetail workflow explain, dovetail cluster explain, "),
         (["doctor", "--fromat", "json"], "Did you mean --format?"),
         (["doctor", "--format", "xml"], '"table", "json"'),

@@ -12,7 +12,7 @@ from dovetail.core import cgroups
 from dovetail.core.cgroups import Groups
 from dovetail.core.errors import InputError
 
-CONTROLLERS = ("cpuset", "freezer", "cpuacct", "memory")
+CONTROLLERS = ("cpuset", "freezer", "memory")
 
 
 @pytest.fixture(params=[1, 2])
@@ -57,7 +57,7 @@ def test_processors_and_memory_are_written_as_the_kernel_reads_them(
 
 def test_nobody_is_given_groups_while_somebody_binds_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Who has opened the file before they get another name would bind the next program."""
-    parents = {name: tmp_path / name for name in CONTROLLERS[:3]}
+    parents = {name: tmp_path / name for name in CONTROLLERS[:2]}
     for parent in parents.values():
         parent.mkdir()
         (parent / "cpuset.mems").write_text("0")
@@ -85,7 +85,7 @@ def test_nobody_is_given_groups_while_somebody_binds_them(tmp_path: Path, monkey
 
 
 def test_processors_that_could_not_be_set_are_set_for_the_next(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    parents = {name: tmp_path / name for name in CONTROLLERS[:3]}
+    parents = {name: tmp_path / name for name in CONTROLLERS[:2]}
     for parent in parents.values():
         parent.mkdir()
         (parent / "cpuset.mems").write_text("0")
@@ -124,11 +124,7 @@ def test_freezing_waits_until_it_is_so_or_says_what_does_not_happen(
     assert content(tmp_path, "", "cgroup.freeze", version) == "0"
 
 
-def test_what_was_used_and_who_is_inside(groups: Groups, tmp_path: Path, version: int) -> None:
-    at = tmp_path / ("at " if version == 2 else "at cpuacct") / "program"
-    (at / "cpu.stat").write_text("usage_usec 2500000\nuser_usec 1\n")
-    (at / "cpuacct.usage").write_text("2500000000\n")
-    assert groups.cpu_s() == 2.5
+def test_who_is_inside(groups: Groups, tmp_path: Path, version: int) -> None:
     freezer = tmp_path / ("at " if version == 2 else "at freezer") / "program"
     (freezer / "cgroup.procs").write_text("12\n7\n")
     assert groups.processes() == [12, 7]
@@ -155,7 +151,7 @@ def test_a_group_is_left_over_if_no_process_has_its_number() -> None:
 
 # --- where groups are ------------------------------------------------------------------------------
 
-V1 = {name: Path("ours") for name in ("cpuset", "freezer", "cpuacct")}
+V1 = {name: Path("ours") for name in ("cpuset", "freezer")}
 
 
 def test_a_process_has_a_group_for_each_controller(tmp_path: Path) -> None:
@@ -164,7 +160,7 @@ def test_a_process_has_a_group_for_each_controller(tmp_path: Path) -> None:
     assert found == {"cpuset": Path("a/b"), "cpu": Path("c"), "cpuacct": Path("c"), "": Path("d:e")}
 
 
-@pytest.mark.parametrize("own", [{"": Path("above/mine")}, {**V1, "": Path("above")}])
+@pytest.mark.parametrize("own", [{"": Path("above/mine")}, {**V1, "cpuacct": Path("ours"), "": Path("above")}])
 def test_the_groups_of_a_process_are_read_where_they_are(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, own: dict[str, Path]
 ) -> None:
@@ -297,7 +293,7 @@ def test_a_quota_and_a_weight_in_either_version(tmp_path: Path) -> None:
     tree(tmp_path, {"two/cgroup.subtree_control": "cpuset cpu io", "one/cpuset/cpuset.mems": "0"})
     tree(tmp_path, {"one/blkio/blkio.bfq.weight": "500", "one/blkio/a/blkio.bfq.weight": "500"})
     two = {"": tmp_path / "two"}
-    one = {name: tmp_path / "one" / name for name in ("cpuset", "freezer", "cpuacct", "cpu", "blkio")}
+    one = {name: tmp_path / "one" / name for name in ("cpuset", "freezer", "cpu", "blkio")}
     for parents in (one, two):
         for folder in parents.values():
             folder.mkdir(exist_ok=True)

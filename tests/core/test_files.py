@@ -464,7 +464,7 @@ def fresh(name: str) -> Any:
 
 def test_programs_on_two_machines_can_write_to_one_folder_at_the_same_time(tmp_path: Path) -> None:
     """Both have just begun, and have the same process id."""
-    here, there = fresh("dovetail.core.output"), fresh("dovetail.core.output")
+    here, there = fresh("dovetail.core.files.output"), fresh("dovetail.core.files.output")
     with here.written_whole(tmp_path / "a") as a, there.written_whole(tmp_path / "b") as b:
         a.write(b"a")
         b.write(b"b")

@@ -121,7 +121,7 @@ def test_frames_are_of_the_library_that_is_there(journals: Journals, monkeypatch
     monkeypatch.delitem(sys.modules, "pandas")
     found = run.frame()
     assert isinstance(found, pl.DataFrame)
-    monkeypatch.setattr("dovetail.core.frames.find_spec", lambda name: None)
+    monkeypatch.setattr("dovetail.core.results.frames.find_spec", lambda name: None)
     monkeypatch.delitem(sys.modules, "polars")
     columns = run.frame()
     assert {name: list(values) for name, values in found.to_dict(as_series=False).items()} == columns

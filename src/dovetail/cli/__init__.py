@@ -10,7 +10,7 @@ import warnings
 from collections.abc import Sequence
 from typing import Literal
 
-from cyclopts import App, CycloptsError, UnknownCommandError
+from cyclopts import App, CycloptsError, UnknownCommandError, UnusedCliTokensError
 
 from dovetail.cli.verbs import Command, note_dashes, register
 from dovetail.core.errors import DovetailError, MissingExtraError
@@ -90,6 +90,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         return _complain("interrupted", 130, debug)
     except UnknownCommandError as error:
         return _complain(f"error: {_of_levels(argv[0]) or error}", 2, debug)
+    except UnusedCliTokensError as error:
+        here = " ".join(["dovetail", *(error.command_chain or ())])
+        found = ", ".join(map(repr, error.unused_tokens or ()))
+        return _complain(f"error: unexpected {found}: expected flags; `{here} --help` lists them", 2, debug)
     except CycloptsError as error:
         return _complain(f"error: {error}", 2, debug)
     except DovetailError as error:

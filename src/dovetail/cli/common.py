@@ -54,37 +54,45 @@ def print_table(columns: Sequence[str], rows: Iterable[Sequence[object]], title:
      fcfs           12.5
      sjf               9
     """
+    room = shutil.get_terminal_size().columns if sys.stdout.isatty() else None
+    # Not printed by rich itself: it would end the program on a closed pipe, with its own exit code.
+    print("\n".join(table_lines(columns, rows, title, room)))
+
+
+def table_lines(
+    columns: Sequence[str], rows: Iterable[Sequence[object]], title: str = "", room: int | None = None
+) -> Iterable[str]:
+    """The same as lines for a terminal with room for so many characters; None: for a pipe."""
     content = [list(row) for row in rows]
     known = [[row[i] for row in content if row[i] is not None] for i in range(len(columns))]
     right = [bool(cells) and all(map(_is_number, cells)) for cells in known]
     texts = [[_text(cell) for cell in row] for row in content]
-    if not sys.stdout.isatty() or len(texts) > _MANY_ROWS:
-        print("\n".join(_plain_lines(columns, texts, right, title)))
-        return
-    room = shutil.get_terminal_size().columns
-    headings, least = list(columns), [1] * len(columns)
-    if sum(max(map(_width, cells)) + 3 for cells in zip(columns, *texts, strict=True)) > room:
+    if room is None or len(texts) > _MANY_ROWS:
+        return _plain_lines(columns, texts, right, title)
+    headings, widths = list(columns), [max(map(_width, cells)) for cells in zip(columns, *texts, strict=True)]
+    if sum(widths) + 3 * len(widths) > room:
         words = _words(texts, len(columns))
         headings = [_broken(name, max(each)) for name, each in zip(columns, words, strict=True)]
         least = [max(*map(_width, name.split("\n")), *each) for name, each in zip(headings, words, strict=True)]
-    if sum(least) + 3 * len(least) > room:
-        print("\n".join(_blocks(columns, texts, title, room)))
-        return
+        if sum(least) + 3 * len(least) > room:
+            return _blocks(columns, texts, title, room)
+        while sum(widths) + 3 * len(widths) > room:  # the widest gives first
+            widest = max(range(len(widths)), key=lambda i: (widths[i] > least[i], widths[i]))
+            widths[widest] -= 1
     from rich import box
     from rich.console import Console
     from rich.table import Table
 
     table = Table(title=title or None, title_justify="left", box=box.SIMPLE_HEAD, show_edge=False)
-    for heading, is_right, width in zip(headings, right, least, strict=True):
-        table.add_column(heading, justify="right" if is_right else "left", overflow="fold", min_width=width)
+    for heading, is_right, width in zip(headings, right, widths, strict=True):
+        table.add_column(heading, justify="right" if is_right else "left", overflow="fold", width=width)
     for row in texts:
         table.add_row(*row)
     # With a height, as rich takes 80 columns for a dumb terminal unless it is told both.
     console = Console(width=room, height=25, force_terminal=True, markup=False, emoji=False, highlight=False)
     with console.capture() as captured:
         console.print(table, crop=False)
-    # Not printed by rich itself: it would end the program on a closed pipe, with its own exit code.
-    print("\n".join(line.rstrip() for line in captured.get().splitlines()))
+    return [line.rstrip() for line in captured.get().splitlines()]
 
 
 def _words(rows: Sequence[Sequence[str]], columns: int) -> list[list[int]]:

@@ -18,7 +18,8 @@ from dovetail.core.errors import InputError
 from dovetail.core.resources import devices_text
 
 ROOT = Path("/sys/fs/cgroup")
-_NEEDED = ("cpuset", "freezer", "cpuacct")
+_NEEDED = ("cpuset", "freezer")
+_SEEN = (*_NEEDED, "cpuacct")  # of the groups of others
 _LIMITS = ("memory", "cpu", "blkio")  # groups that are made for those alone who have a limit there
 _NOWHERE = "/nonexistent"
 _FREEZE_LIMIT_S = 5.0
@@ -63,7 +64,7 @@ def groups_of(pid: int) -> Groups:
     if "cpuacct" not in own:
         return Groups({"": ROOT / own[""].parent}, own[""].name)
     groups = Groups({}, "")
-    groups._at = {name: str(ROOT / name / own[name]) for name in _NEEDED}
+    groups._at = {name: str(ROOT / name / own[name]) for name in _SEEN}
     return groups
 
 
@@ -132,7 +133,6 @@ class Groups:
             for folder in groups._at.values():
                 os.rename(folder, f"{folder}.left")
             raise FileNotFoundError(self._at["freezer"])
-        _write(groups._path("cpuacct", "cpuacct.usage"), "0")
         if cpu_list(cpus) != groups._bound:
             groups.set_cpus(cpus)
         return groups, groups._entries(groups._at[controller] for controller in _NEEDED)
@@ -210,8 +210,11 @@ class Groups:
 
 
 def _write(path: str, text: str) -> None:
-    with open(path, "wb", buffering=0) as file:
-        file.write(text.encode())
+    file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+    try:
+        os.write(file, text.encode())
+    finally:
+        os.close(file)
 
 
 def _removed(folder: Path) -> bool:

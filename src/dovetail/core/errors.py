@@ -29,6 +29,28 @@ class PolicyError(DovetailError):
     """A policy asked for something the engine does not allow, or stopped deciding while work is left."""
 
 
+def policy_failed(policy: object, method: str, error: BaseException) -> PolicyError:
+    """What to say of a policy that failed, or that called sys.exit().
+
+    >>> policy_failed(object(), "next", SystemExit(0))
+    PolicyError('builtins.object.next failed: SystemExit: 0')
+    """
+    return PolicyError(f"{_method(policy, method)} failed: {type(error).__name__}: {error}")
+
+
+def policy_gave(policy: object, method: str, answer: object, expected: str) -> PolicyError:
+    """What to say of a policy that answered what is no answer.
+
+    >>> policy_gave(object(), "next", "many", "a whole number")
+    PolicyError("builtins.object.next gave 'many', expected a whole number")
+    """
+    return PolicyError(f"{_method(policy, method)} gave {answer!r:.200}, expected {expected}")
+
+
+def _method(policy: object, method: str) -> str:
+    return f"{type(policy).__module__}.{type(policy).__qualname__}.{method}"
+
+
 class ReplayError(DovetailError):
     """A recorded step, decided again, came out otherwise: other policies, or another version of them, recorded it."""
 

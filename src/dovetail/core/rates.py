@@ -134,12 +134,12 @@ class RateTable:
         self.rates[_place(rate)] = rate
 
     @classmethod
-    def read(cls, source: files.Source) -> RateTable:
+    def read(cls, source: Given) -> RateTable:
         """A table from a file, or from what stands in its place: dicts, or a table."""
-        return source if isinstance(source, cls) else cls.of(files.Document.of(source, "rates"))
+        return source if isinstance(source, cls) else cls.of(Document.of(source, "rates"))
 
     @classmethod
-    def of(cls, doc: files.Document) -> RateTable:
+    def of(cls, doc: Document) -> RateTable:
         content = doc.convert(doc.data, _RateFile)
         for i, rate in enumerate(content.rates):
             if not 0 < rate.rate < inf:
@@ -179,7 +179,7 @@ def _change(switch: Switch) -> tuple[str, str, str]:
     return switch.previous, switch.to, switch.device
 
 
-def _refuse_doubles(doc: files.Document, key: str, entries: Sequence[Hashable]) -> None:
+def _refuse_doubles(doc: Document, key: str, entries: Sequence[Hashable]) -> None:
     """Of two numbers for one thing, nobody could say which one counts."""
     first: dict[Hashable, int] = {}
     for i, entry in enumerate(entries):

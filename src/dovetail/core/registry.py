@@ -171,7 +171,19 @@ def choose(level: str, choice: Any, options: Mapping[str, Any] | None = None) ->
         p.name for p in parameters if p.default is p.empty and p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)
     ]:
         raise InputError(f"policy {choice.__name__} needs {lacking[0]!r}: give an object of it")
-    return choice.__name__, choice()
+    return choice.__name__, _made(choice.__name__, choice)
+
+
+def _made(name: str, factory: Callable[..., Any], /, **options: Any) -> Any:
+    """What a class or function makes; one that fails or exits is named."""
+    try:
+        return factory(**options)
+    except DovetailError:
+        raise
+    except ValueError as error:
+        raise InputError(f"policy {name}: {error}") from error
+    except (Exception, SystemExit) as error:
+        raise PolicyError(f"policy {name} failed: {type(error).__name__}: {error}") from error
 
 
 class Listed(NamedTuple):
@@ -247,10 +259,7 @@ def create(level: str, name: str, options: Mapping[str, Any] | None = None) -> A
     lacking = [key for key, parameter in known.items() if parameter.default is parameter.empty and key not in checked]
     if lacking:
         raise InputError(f"policy {name} needs the option {lacking[0]!r}")
-    try:
-        return factory(**checked)
-    except ValueError as error:
-        raise InputError(f"policy {name}: {error}") from error
+    return _made(name, factory, **checked)
 
 
 def room(level: str, name: str) -> ModuleType | None:
