@@ -93,7 +93,7 @@ class Answers:
 
 @pytest.mark.parametrize("answer", [2.5, None, "all"])
 def test_a_policy_that_answers_no_number_is_told(answer: Any) -> None:
-    told = f"policy Answers answered {answer!r}: expected a whole number of items"
+    told = f"Answers.next gave {answer!r}, expected a whole number of items"
     with pytest.raises(PolicyError, match=told):
         dispatch.simulate(CURVES, items=100, policy=Answers(answer))
     with (

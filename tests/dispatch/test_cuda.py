@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import json
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -234,6 +235,18 @@ def test_a_batch_made_on_another_stream_is_waited_for(batch: Tensor) -> None:
                 x = batch.cuda() + 0 * big[0, 0]
                 found = dispatcher.run(x)
             assert torch.allclose(found.cpu(), newton(batch.cuda()).cpu(), rtol=1e-9)
+
+
+def test_the_thread_of_a_caller_stays_as_it_is_and_several_may_call(batch: Tensor) -> None:
+    expected = newton(batch.cuda()).cpu()
+    before = torch.get_num_threads(), torch.cuda.current_device(), torch.cuda.current_stream()
+    with Dispatcher(newton, [Device("cuda:0", size=4096)], cache=False) as dispatcher:
+        assert torch.allclose(dispatcher.run(batch), expected, rtol=1e-9)
+        assert (torch.get_num_threads(), torch.cuda.current_device(), torch.cuda.current_stream()) == before
+        with ThreadPoolExecutor(4) as callers:
+            found = list(callers.map(dispatcher.run, [batch[i:] for i in range(12)]))
+        assert torch.allclose(dispatcher.run(batch), expected, rtol=1e-9)
+    assert all(torch.allclose(each, expected[i:], rtol=1e-9) for i, each in enumerate(found))
 
 
 def test_the_journal_has_a_device_for_each_slot_and_replays(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from math import inf
 from threading import current_thread
 from typing import Any
 
@@ -14,9 +15,10 @@ import torch
 from dovetail.core.errors import DovetailError, InputError
 from dovetail.dispatch import Dispatcher, Slices
 from dovetail.dispatch.chunk import InputChangedError
-from dovetail.dispatch.inputs.batch import TensorBatch
+from dovetail.dispatch.inputs.batch import Source, TensorBatch, TreeBatch, form_of
 from dovetail.dispatch.inputs.devices import NodeDevice as Device
-from dovetail.dispatch.live.direct import DirectCalls, OneCall
+from dovetail.dispatch.live.direct import LAST, CallsLeft, DirectCalls, OneCall
+from dovetail.dispatch.live.outcome import BatchOutcome
 from dovetail.dispatch.policies.floor import ONE_CALL
 from dovetail.dispatch.policies.one_cpu import OneCpuFloor
 from tests.waiting import until
@@ -172,6 +174,120 @@ def test_long_calls_are_compared_and_looked_at_again() -> None:
     floor.ended(ONE_CALL, 100, 0.5, 0.4)
     floor.ended(ONE_CALL, 100, 0.5, 0.4)
     assert floor.is_sure(ONE_CALL, 100)
+
+
+def test_books_are_kept_of_the_calls_that_count_in_the_next_comparison() -> None:
+    calls, floor = DirectCalls(), OneCpuFloor()
+    once, booked = OneCall("form", 0, 100, ONE_CALL), []
+    calls.sure("form", 100)
+    for made in range(1, 65):
+        if once.left.calls > LAST:  # as a dispatcher does it
+            once.left.calls -= 1
+            once.left.unseen += 1
+            continue
+        assert calls.take("form", 100)
+        assert calls.call(abs, once, floor, None, (-1,), {})[0] == 1
+        calls._short.clear()  # however short it was
+        booked.append(made)
+        assert floor.ran == made - len(booked)  # short ones are not compared
+    assert booked == [1, 62, 63, 64]
+    assert calls._sure == {("form", 7): CallsLeft()}
+    assert not calls.take("form", 100)
+
+
+def test_of_batches_that_are_not_known_again_books_are_kept() -> None:
+    calls, floor, frame = DirectCalls(), OneCpuFloor(), TreeBatch(BATCHES["DataFrame"])
+    calls.sure("form", 40)
+    for left in range(63, -1, -1):
+        assert calls.take("form", 40)
+        once = calls.meet(frame, "form", 0)
+        calls.call(len, once, floor, frame, (frame.tree,), {})
+        assert once.left.unseen == floor.ran == 0
+        assert calls._sure == {("form", 6): CallsLeft(left)}
+        calls._short.clear()  # however short it was
+
+
+def test_short_ones_that_become_long_have_the_calls_of_their_size() -> None:
+    calls, floor = DirectCalls(), OneCpuFloor()
+    once = OneCall("form", 0, 100, ONE_CALL)
+    calls.short("form", 100)
+    calls.call(abs, once, floor, None, (-1,), {})
+    assert once.left == CallsLeft(63 + LAST, most_s=8e-3)
+    calls._short.clear()
+    calls.sure("form", 100)
+    calls.call(abs, once, floor, None, (-1,), {})
+    assert once.left is calls._sure["form", 7]
+    assert once.left.most_s == inf
+
+
+@pytest.mark.parametrize("lengths", [1, 2, 30, 200], ids=lambda lengths: f"{lengths} lengths")
+def test_batches_of_about_one_size_are_compared_as_seldom_as_of_one_size(
+    lengths: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whatever their lengths, they have one account, and a call is counted when it is made."""
+    monkeypatch.setattr("dovetail.dispatch.live.direct._SHORT_S", -1.0)  # none is short
+    compared: list[int] = []
+    many = 260
+    with Dispatcher(lambda x: x, TWO, cache=False) as dispatcher:
+        direct = dispatcher._direct
+        assert direct is not None
+        form = form_of(TensorBatch(torch.zeros(600)), 0)
+        floor = dispatcher.tuning.floor(form)
+        assert isinstance(floor, OneCpuFloor)
+        at = direct.device_of(TensorBatch(torch.zeros(600)))
+        assert at is not None
+
+        def compare(self: Dispatcher, source: Source, *_: Any) -> BatchOutcome:
+            """As the engine does when one call is as good as ever."""
+            compared.append(source.total or 0)
+            outcome = self._call_once(direct, direct.meet(source, form, at), source, (source.tensor,), {})  # type: ignore[attr-defined]
+            direct.sure(form, source.total or 0)
+            return outcome
+
+        monkeypatch.setattr(Dispatcher, "_attempt", compare)
+        for i in range(many):
+            x = torch.zeros(520 + 7 * i % lengths)
+            assert dispatcher.run(x) is x
+            assert floor.ran <= i + 1
+        pending = sum(left.unseen for left in direct._sure.values())
+    assert len(compared) <= many / 64 + 2
+    assert floor.ran + pending == many
+
+
+@pytest.mark.usefixtures("all_short")
+@pytest.mark.parametrize("kind", ["tensor", "ndarray"])
+def test_a_call_of_which_no_books_are_kept_is_told_like_others(kind: str) -> None:
+    batch, wrong = BATCHES[kind], list[str]()
+
+    def function(rows: Any) -> Any:
+        if wrong:
+            raise ValueError(wrong.pop())
+        return rows + 1
+
+    with Dispatcher(function, TWO, cache=False) as dispatcher:
+        warm(dispatcher, batch)
+        dispatcher.run(batch)
+        assert dispatcher._direct is not None
+        once = dispatcher._direct.met(batch)
+        assert once is not None
+        dispatcher.run(batch)
+        left = once.left.calls
+        assert left > LAST
+        assert dispatcher.run(batch).tolist() == (batch + 1).tolist()
+        assert once.left.calls == left - 1
+        assert dispatcher.report.items == len(batch)
+        assert dispatcher.recorded.metrics["way"] == "one call on a"
+        wrong.append("once")
+        assert dispatcher.run(batch).tolist() == (batch + 1).tolist()  # the other device has done it
+        assert dispatcher.report.rows[0].state == "ValueError: once"
+        once.left.calls, once.left.most_s = 8, -1.0  # any call takes longer
+        dispatcher.run(batch)
+        assert once.left.calls == 0
+        dispatcher.run(batch)
+        assert once.left.calls > LAST
+        dispatcher.close()
+        with pytest.raises(DovetailError, match="closed"):
+            dispatcher.run(batch)
 
 
 @pytest.mark.usefixtures("all_short")

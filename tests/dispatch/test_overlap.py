@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from math import ceil
 from typing import NamedTuple
 
 import pytest
@@ -10,7 +11,7 @@ from dovetail.dispatch.chunk import Chunk
 from dovetail.dispatch.inputs.cursor import LocalCursor
 from dovetail.dispatch.inputs.curves import Curve
 from dovetail.dispatch.policies.base import DeviceState
-from dovetail.dispatch.policies.finish_together import FinishTogether
+from dovetail.dispatch.policies.finish_together import FinishTogether, _overlapping
 from dovetail.dispatch.policies.floor import Floor, Way
 from dovetail.dispatch.scheduler import ChunkScheduler
 
@@ -108,11 +109,13 @@ def test_a_card_is_tried_without_the_processor_that_was_in_its_way(rate: float, 
 @pytest.mark.parametrize(
     ("call_s", "sizes"),
     [
-        (1e-6, [512, 512, 512, 256, 128, 64, 64]),  # nothing hides the last chunks: the smaller the better
+        (1e-6, [171, 342, 512, 512, 256, 255]),  # nothing hides the first copy in, and what is done to the last chunk
         (1e-2, [512, 512, 512, 512]),  # each call costs more than what it would hide
     ],
 )
-def test_the_last_of_overlapping_chunks_are_small_where_calls_cost_little(call_s: float, sizes: list[int]) -> None:
+def test_the_first_and_last_of_overlapping_chunks_are_small_where_calls_cost_little(
+    call_s: float, sizes: list[int]
+) -> None:
     state = DeviceState("card", Curve([(n, call_s + n * 1e-5) for n in (64, 512, 2048)]), slots=3)
     state.cuts = 4
     cursor, found = LocalCursor(0, 2048), []
@@ -122,3 +125,16 @@ def test_the_last_of_overlapping_chunks_are_small_where_calls_cost_little(call_s
         scheduler.claim(chunk)
         scheduler.done(chunk, 0.0, 1.0)
     assert found == sizes
+
+
+@pytest.mark.parametrize("call_s", [1e-6, 0.1])
+@pytest.mark.parametrize(("most", "total"), [(500, 2048), (600, 1400), (512, 2048), (1000, 1400), (1000, 700)])
+def test_no_overlapping_chunk_is_larger_than_the_largest_that_is_trusted(call_s: float, most: int, total: int) -> None:
+    state = DeviceState("card", Curve([(n, call_s + n * 1e-5) for n in (64, 512, 2048)]), slots=3)
+    remaining, found = total, list[int]()
+    while remaining > 0:
+        found.append(min(ceil(_overlapping(state, most, total - remaining, remaining)), remaining))
+        remaining -= found[-1]
+    assert max(found) <= most, found
+    if call_s == 0.1:  # each call costs more than it would hide: no more of them than need be
+        assert len(found) == ceil(total / most)

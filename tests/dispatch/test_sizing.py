@@ -7,6 +7,7 @@ from itertools import pairwise
 from statistics import median
 from typing import NamedTuple
 
+import pytest
 from hypothesis import assume, example, given, settings
 from hypothesis import strategies as st
 
@@ -174,6 +175,27 @@ def test_a_device_that_delays_the_whole_is_left_out_and_looked_at_again() -> Non
     assert sum(cost.wall for cost in costs[4:]) < 1.1 * len(ways)
 
 
+def test_a_way_that_was_disturbed_is_taken_again_soon() -> None:
+    """Two of the last three runs were: that is what counts, but one of them was better than all other ways."""
+    states = [
+        DeviceState("fast", Curve.linear(4e-3, 2e5, 50_000)),
+        DeviceState("slow", Curve.linear(1e-3, 3e4, 50_000)),
+    ]
+    alone, both, floor = Way((0,)), Way((0, 1)), Floor(runs=10)
+    for way, wall_s in ((alone, 0.1), (alone, 0.1), (both, 0.09), (both, 0.15), (both, 0.18)):
+        floor.ended(way, 20_000, wall_s)
+    ways = []
+    for _ in range(40):
+        ways.append(floor.choose(states, 20_000, once=[]))
+        floor.ended(ways[-1], 20_000, 0.09 if ways[-1] == both else 0.1)
+    assert ways[:8].count(both) >= 2
+    assert ways[8:].count(both) >= 29
+    for _ in range(40):  # now it is always slower
+        ways.append(floor.choose(states, 20_000, once=[]))
+        floor.ended(ways[-1], 20_000, 0.18 if ways[-1] == both else 0.1)
+    assert ways[-30:].count(both) <= 3
+
+
 def test_two_equal_devices_do_share_what_is_worth_it() -> None:
     devices = [SimDevice(name, curve(1e-5, 1e6, None), known=False) for name in ("one", "other")]
     costs = session(devices, 200_000, {}, 10, shared=True)
@@ -227,6 +249,34 @@ def test_who_lost_is_looked_at_again_ever_more_seldom_and_watched() -> None:
             assert all(state.one_s for state in states)
         floor.ended(way, 1000, 0.3 if dear else 0.1, 0.15 if dear else 0.1)
     assert [later - former for former, later in pairwise(looks)] == [32, 64]
+
+
+@pytest.mark.parametrize(("one_s", "way"), [(0.1, BOTH), (0.01, ONE)])
+def test_a_short_batch_that_was_dear_once_in_chunks_is_done_with_one_call(one_s: float, way: Way) -> None:
+    took = [(BOTH, 0.6 * one_s, cost * one_s) for cost in (1.1, 1.5, 1.1)]
+    floor, states = _floor_of_two(5, *took, (ONE, one_s, one_s))
+    for state in states:
+        state.curve = Curve.linear(1e-6, 1000 / one_s, 10_000)
+    assert floor.choose(states, 1000, once=[0]) == way
+
+
+def test_what_lost_at_a_bearable_cost_is_looked_at_soon_and_watched() -> None:
+    """Other programs had the cores while all together were tried: a look costs no more than a quarter of one call."""
+    floor, states = _floor_of_two(2, (BOTH, 0.11, 0.116), (ONE, 0.1, 0.1))
+    for watched in (True, False, False, False):
+        assert floor.choose(states, 1000, once=[0]) == BOTH
+        assert all(bool(state.one_s) == watched for state in states)
+        floor.ended(BOTH, 1000, 0.06, 0.105)
+
+
+def test_what_was_never_tried_is_not_looked_at_soon() -> None:
+    """Nothing has shown yet that it costs hardly more."""
+    floor, states = _floor_of_two(3, (ONE, 0.1, 0.1))
+    ways = []
+    for _ in range(16):
+        ways.append(floor.choose(states, 1000, once=[0]))
+        floor.ended(ways[-1], 1000, 0.1, 0.1)
+    assert ways == [ONE] * 15 + [BOTH]
 
 
 def test_eight_stalls_in_a_row_are_seen_through_by_looking_again() -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from math import inf
 from operator import index
-from typing import Any
 
 from dovetail.core.errors import DovetailError, policy_failed, policy_gave
 from dovetail.dispatch.chunk import Chunk, ChunkRow, ResultFormError, gaps
@@ -85,9 +84,7 @@ class ChunkScheduler:
         view.remaining = left
         # Whether it is the device or the data that is bad must show before it gets anything new.
         doubtful = self.doubts[device] >= _OUT_AFTER and blocked == left - self.cursor.remaining
-        n = DECLINE if doubtful else self.policy.next(device, view)
-        if type(n) is not int:
-            n = self._whole(n)
+        n = DECLINE if doubtful else self._ask(device, view)
         if n <= 0:
             self._wake(now_s)
             if not self._nobody(device):
@@ -104,13 +101,20 @@ class ChunkScheduler:
             self._begin(chunk, now_s)
         return chunk
 
-    def _whole(self, answer: Any) -> int:
-        """A whole number of another type, such as one of NumPy's."""
+    def _ask(self, device: int, view: View) -> int:
+        """What the policy answers; a whole number of another type, such as one of NumPy's, as one of Python's."""
         try:
-            return index(answer)
+            n = self.policy.next(device, view)
+        except DovetailError:
+            raise
+        except (Exception, SystemExit) as error:
+            raise policy_failed(self.policy, "next", error) from error
+        if type(n) is int:
+            return n
+        try:
+            return index(n)
         except TypeError:
-            who = type(self.policy).__name__
-            raise PolicyError(f"policy {who} answered {answer!r}: expected a whole number of items") from None
+            raise policy_gave(self.policy, "next", n, "a whole number of items") from None
 
     def _nobody(self, device: int) -> bool:
         """Whether, with this device, all have declined and none is at work: then nobody would ever be asked again."""

@@ -139,16 +139,16 @@ class Preallocated:
         self._sizes: set[int] = set()  # of chunks
 
     def write(self, start: int, stop: int, result: Any) -> None:
+        if self._parts is None and self._collected is None:
+            with self._lock:
+                if self._parts is None and self._collected is None:
+                    self._prepare(stop - start, result)
         single = self._single
         if single is not None and type(result) is Tensor:
             place = single.narrow(self.dim, start, stop - start)
             if place.shape == result.shape and place.dtype is result.dtype:
                 place.copy_(result, non_blocking=True)
                 return
-        if self._parts is None and self._collected is None:
-            with self._lock:
-                if self._parts is None and self._collected is None:
-                    self._prepare(stop - start, result)
         if self._collected is not None:
             self._collected.write(start, stop, result)
             return
@@ -177,6 +177,7 @@ class Preallocated:
         if may_be_items(result, rows) or not all(map(_has_place, found.values())):
             self._collected = Collected(self.dim, self.home, total=self.total)
             return
+        self._sizes.add(rows)
         self._closed = closing(result)
         self._places = dict.fromkeys(found)
         made = [self._place(part, rows) for part in found.values()]

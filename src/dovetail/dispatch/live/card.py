@@ -10,6 +10,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from dovetail.dispatch.live.torch_threads import usable_cores
+
+_SPARE = 4  # cores for each device, with which a thread may wait for it awake: to be woken takes 0.3 ms and more
+
 
 class Card:
     """One CUDA device. Tests have another one like it, which computes on the host."""
@@ -17,6 +21,7 @@ class Card:
     def __init__(self, place: str) -> None:
         self.where = torch.device(place)
         self.zero: tuple[Any, float] | None = None  # an event, and what the host's clock said then
+        self._sleeps = usable_cores() < _SPARE * torch.cuda.device_count()
 
     def start(self) -> None:
         """Called once, on the thread that works with it."""
@@ -31,7 +36,7 @@ class Card:
         return torch.cuda.Stream(self.where)  # type: ignore[no-untyped-call]
 
     def event(self, **options: bool) -> Any:
-        return torch.cuda.Event(**options)  # type: ignore[no-untyped-call]
+        return torch.cuda.Event(blocking=self._sleeps, **options)  # type: ignore[no-untyped-call]
 
     @contextmanager
     def within(self, stream: Any) -> Iterator[None]:
@@ -80,6 +85,6 @@ class StreamLink:
             to.copy_(given, non_blocking=True)
 
     def mark(self) -> Any:
-        event = self._card.event(blocking=True)
+        event = self._card.event()
         event.record(self._stream)
         return event

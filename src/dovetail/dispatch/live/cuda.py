@@ -47,7 +47,7 @@ class _Slot:
     def __init__(self, card: Card) -> None:
         self.own = card.stream()
         self.stream = self.own  # of the chunk that it has now
-        self.ended = card.event(blocking=True)
+        self.ended = card.event()
         self.marks = [card.event(enable_timing=True) for _ in range(4)]  # begin, inputs there, computed, end
         self.returning: dict[int, Returning] = {}
         self.clear()

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from math import inf
 from time import perf_counter, process_time
 from types import MappingProxyType
-from typing import Any, NamedTuple
+from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
-from dovetail.dispatch.inputs.batch import Slices, Source, TensorBatch, WholeBatch
+from dovetail.dispatch.inputs.batch import Slices, Source, WholeBatch
 from dovetail.dispatch.inputs.cursor import LocalCursor
 from dovetail.dispatch.inputs.devices import NodeDevice, of_one_cpu
 from dovetail.dispatch.live.batch_run import BatchRun, home_of
@@ -26,6 +28,8 @@ _SHORT_S = 2e-3  # a call that takes less is not shared: to wake other threads a
 _LONG = 4  # times that: such a call is not short
 _TIMES = 3  # so often: it is not short any more
 _LOOK_AGAIN = 64  # calls, after which other ways are compared again
+_UNSEEN = 63  # short calls after one that was looked at, of which only their time is
+LAST = 3  # calls before the next comparison, which count in it
 _MET = 64  # shapes of tensors that are remembered
 _NONE = (-1, 0.0)
 _LARGER = 4  # times the largest chunk that a device has done: so large a batch may fit it as well
@@ -39,13 +43,29 @@ class DirectCallError(Exception):
         self.begun_s, self.error = begun_s, error
 
 
-class OneCall(NamedTuple):
+@dataclass(slots=True)
+class CallsLeft:
+    """How many calls are left until other ways are compared again, for all batches of about one size.
+
+    No books are kept of those before the `LAST`, if a batch like theirs came before, unless one takes longer than
+    `most_s`; `unseen` are those that the floor was not told of yet. A call of a few milliseconds empties the caches,
+    and what is done around it then costs several times as much.
+    """
+
+    calls: int = 0
+    unseen: int = 0
+    most_s: float = inf
+
+
+@dataclass(slots=True)
+class OneCall:
     """What must be known of a batch to do it with one call on the device `at`."""
 
     form: Any
     at: int
     items: int
     way: Way
+    left: CallsLeft = field(default_factory=CallsLeft)
 
 
 class DirectCalls:
@@ -64,23 +84,21 @@ class DirectCalls:
         self.most, self._exact, self._places = most, exact, places
         self.is_timed = places is ONE_CPU  # an accelerator is only told what to do: how long that takes is not seen
         self._short: dict[Any, tuple[int, float]] = {}  # by form: items, and more seconds than they should take
-        self._sure: dict[tuple[Any, int], int] = {}  # by form and items (about): calls left
+        self._sure: dict[tuple[Any, int], CallsLeft] = {}  # by form and items (about)
         self._slow: Counter[Any] = Counter()
-        self._met: dict[Any, OneCall] = {}  # tensors like one that came before
+        self._met: dict[Any, OneCall] = {}  # tensors and arrays like one that came before
 
     def met(self, batch: Any) -> OneCall | None:
-        """What is known of a tensor because one like it came before."""
-        if type(batch) is not Tensor or batch.is_nested:
-            return None
-        return self._met.get((batch.shape, batch.dtype, batch.device, batch.layout))
+        """What is known of a tensor or array because one like it came before."""
+        return self._met.get(_likeness(batch))
 
     def meet(self, source: Source, form: Any, at: int) -> OneCall:
-        """The call of a batch; if that is a tensor, those like it are known from now on."""
+        """The call of a batch; if that is a tensor or array, those like it are known from now on."""
         once = OneCall(form, at, source.total or 0, Way((at,), whole=True))
-        if isinstance(source, TensorBatch) and type(tensor := source.tensor) is Tensor:
+        if (alike := _likeness(getattr(source, "tensor", getattr(source, "tree", None)))) is not None:
             if len(self._met) >= _MET:
                 self._met.clear()
-            self._met[tensor.shape, tensor.dtype, tensor.device, tensor.layout] = once
+            self._met[alike] = once
         return once
 
     def device_of(self, source: Source) -> int | None:
@@ -91,10 +109,11 @@ class DirectCalls:
         """Whether this batch is one of them; it is counted."""
         if self.is_short(form, items):
             return True
-        left = self._sure.get(place := self._place(form, items), 0)
-        if left:
-            self._sure[place] = left - 1
-        return left > 0
+        left = self._sure.get(self._place(form, items))
+        if left is None or left.calls <= 0:
+            return False
+        left.calls -= 1
+        return True
 
     def _place(self, form: Any, items: int) -> tuple[Any, int]:
         return form, items if self._exact else items.bit_length()
@@ -110,7 +129,7 @@ class DirectCalls:
 
     def sure(self, form: Any, items: int) -> None:
         """One call has shown to be the best way for about so many items."""
-        self._sure[self._place(form, items)] = _LOOK_AGAIN
+        self._sure.setdefault(self._place(form, items), CallsLeft()).calls = _LOOK_AGAIN
 
     def call(
         self,
@@ -122,7 +141,7 @@ class DirectCalls:
         kwargs: dict[str, Any],
     ) -> tuple[Any, float, float]:
         """The result, and when the call began and ended."""
-        form, _, items, way = once
+        form, items = once.form, once.items
         if isinstance(source, Slices):
             args = (source.slice(0, items),)
         is_short = self.is_short(form, items)
@@ -132,6 +151,7 @@ class DirectCalls:
         except Exception as error:
             raise DirectCallError(begun_s, error) from error
         ended_s = perf_counter()
+        self._leave_out(once, floor, is_short)
         if not self.is_timed:
             return result, begun_s, ended_s
         cpu_s = process_time() - cpu_s
@@ -141,8 +161,20 @@ class DirectCalls:
         elif seconds < _SHORT_S:
             self.short(form, items)
         else:
-            floor.ended(way, items, ended_s - begun_s, cpu_s)
+            floor.ended(once.way, items, ended_s - begun_s, cpu_s)
         return result, begun_s, ended_s
+
+    def _leave_out(self, once: OneCall, floor: Floor, is_short: bool) -> None:
+        """Of how many calls like this one no books are kept; the floor is told of those that were made."""
+        left = self._sure.get(self._place(once.form, once.items))
+        if left is not None and left.unseen:
+            floor.passed(left.unseen)
+            left.unseen = 0
+        if is_short:
+            most_s = inf if once.items <= self.most else self._short.get(once.form, _NONE)[1]
+            once.left = CallsLeft(_UNSEEN + LAST, most_s=most_s)
+        elif left is not None:
+            once.left = left
 
     def _check_short(self, form: Any, seconds: float) -> None:
         """One that is long again and again is none of the short ones."""
@@ -183,12 +215,18 @@ def direct_calls(own: Any, given: Any) -> DirectCalls | None:
     return DirectCalls(-1 if size is None else size or inf, few)
 
 
+def _likeness(batch: Any) -> Any:
+    """Equal for tensors, and for arrays, that are the same to a dispatcher but for their numbers; None for the rest."""
+    if type(batch) is Tensor:
+        return None if batch.is_nested else (batch.shape, batch.dtype, batch.device, batch.layout)
+    return (batch.shape, batch.dtype) if type(batch) is np.ndarray else None
+
+
 def report_once(own: Any, once: OneCall, begun_s: float, ended_s: float) -> BatchReport:
     """The report of a batch that a dispatcher did so."""
-    form, _, items, way = once
-    scheduler = ChunkScheduler(LocalCursor(0, 0), own.policy, own.tuning.states(form), total=items)
-    scheduler.rows.append((way.serving[0], 0, items, begun_s, ended_s, 1, "done"))
-    return report_of(scheduler, own.names, begun_s, ended_s, way=way.told(own.names))
+    scheduler = ChunkScheduler(LocalCursor(0, 0), own.policy, own.tuning.states(once.form), total=once.items)
+    scheduler.rows.append((once.at, 0, once.items, begun_s, ended_s, 1, "done"))
+    return report_of(scheduler, own.names, begun_s, ended_s, way=once.way.told(own.names))
 
 
 def once_on(devices: list[NodeDevice], states: list[DeviceState], source: Source) -> list[int]:

@@ -183,6 +183,8 @@ class Dispatcher:
         if (direct := self._direct) is None:
             return self.attempt(*args, **kwargs).unwrap()
         once = direct.met(args[0]) if len(args) == 1 and not kwargs else None
+        if once is not None and once.left.calls > LAST:
+            return self._call_unseen(once, args[0])
         if once is not None and direct.take(once.form, once.items):
             return self._call_once(direct, once, None, args, kwargs).unwrap()
         source, spread = self._source(args, kwargs)
@@ -388,26 +390,51 @@ class Dispatcher:
     def _call_once(
         self, direct: DirectCalls, once: OneCall, source: Source | None, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> BatchOutcome:
-        """One call on the caller's thread, with nothing around it; if it fails, the engine goes on from there.
-
-        A large call empties the caches, and whatever stands around it then costs several times as much: it is little.
-        """
+        """One call on the caller's thread, with little around it; if it fails, the engine goes on from there."""
         self.pool.refuse_inside()
-        form, call = once.form, self.function(self.devices[once.at])
+        call = self.function(self.devices[once.at])
         try:
-            result, begun_s, ended_s = direct.call(call, once, self.tuning.floor(form), source, args, kwargs)
+            result, begun_s, ended_s = direct.call(call, once, self.tuning.floor(once.form), source, args, kwargs)
         except DirectCallError as failed:
-            if source is None:
-                source, _ = self._source(args, kwargs)
-            states = self.tuning.states(form)
-            states[once.at].whole = True
-            run = self._batch_run(source, self._output(source), len(args) != 1 or bool(kwargs), states)
-            if not run.begin_failed(once.at, failed.begun_s, failed.error):
-                self._carry_out(run)
-            return self._outcome(run, form, whole=True)
+            return self._call_failed(once, failed, source, args, kwargs)
         self._latest = partial(report_once, self, once, begun_s, ended_s)
         self._recorded = partial(run_of, NOWHERE, self._latest, self.policy_name)
         return BatchOutcome(result, [], [], self._latest, None, self._recorded)
+
+    def _call_unseen(self, once: OneCall, batch: Any) -> Any:
+        """The result of one call of which no books are kept."""
+        self.pool.refuse_inside()
+        left = once.left
+        left.calls -= 1
+        left.unseen += 1
+        call = self.function(self.devices[once.at])
+        begun_s = perf_counter()
+        try:
+            result = call(batch)
+        except Exception as error:
+            return self._call_failed(once, DirectCallError(begun_s, error), None, (batch,), {}).unwrap()
+        ended_s = perf_counter()
+        if ended_s - begun_s > left.most_s:
+            left.calls = 0
+        self._latest, self._recorded = partial(report_once, self, once, begun_s, ended_s), None
+        return result
+
+    def _call_failed(
+        self,
+        once: OneCall,
+        failed: DirectCallError,
+        source: Source | None,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+    ) -> BatchOutcome:
+        if source is None:
+            source, _ = self._source(args, kwargs)
+        states = self.tuning.states(once.form)
+        states[once.at].whole = True
+        run = self._batch_run(source, self._output(source), len(args) != 1 or bool(kwargs), states)
+        if not run.begin_failed(once.at, failed.begun_s, failed.error):
+            self._carry_out(run)
+        return self._outcome(run, once.form, whole=True)
 
     def _carry_out(self, run: BatchRun) -> None:
         here = self.mode == "sync" or (self._own_pool and self._alone and self._backend == "thread")

@@ -285,7 +285,7 @@ class WorkerPool:
         wake_s = scheduler.wake_s
         try:
             chunk = scheduler.take(i, now)
-        except Exception as error:  # the source or the policy failed
+        except (Exception, SystemExit) as error:  # the source or the policy failed
             scheduler.stop(error)
             chunk = None
         if self.waiting and scheduler.wake_s < wake_s:

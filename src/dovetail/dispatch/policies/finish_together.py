@@ -16,7 +16,8 @@ _CAREFUL = 0.2  # of the time left, for a first chunk that shows whether a curve
 _DETOUR = 0.02  # of the time left, which such a chunk may cost
 _LARGER = 2  # than the largest that was measured: so far a curve is trusted to go on straight
 _LAST = 1.5  # chunks: what is left for the last ones, each half of what is left
-_CHEAP = 0.4  # of the time of a chunk, for a quarter of it
+_SMALLER = 3  # times smaller than others the first and the last chunk are, where chunks overlap
+_CHEAP = 0.75  # of the time of a chunk, which such a one may take
 _CLOSE = 1e-3  # of the time left; nearer is below what a chunk's time varies
 
 
@@ -53,7 +54,7 @@ class FinishTogether:
         rate, longest_s = _together(view)
         most = _most(me, view.total, rate)
         if me.cuts and sum(state.serves for state in view.devices) == 1:
-            return ceil(min(_overlapping(me, most, remaining), me.limit))
+            return ceil(min(_overlapping(me, most, view.total - remaining, remaining), me.limit))
         if remaining > _PLENTY * rate * longest_s:
             return min(self._early(me, remaining / rate), most)
         end_s = finish_s(view)
@@ -123,11 +124,14 @@ def _most(state: DeviceState, total: float, rate: float) -> int:
     return ceil(state.overlapped(total * min(own / rate, 1.0))[0])
 
 
-def _overlapping(state: DeviceState, most: int, remaining: float) -> float:
-    """Chunks of one size; at the end, if a small call costs little, halves of what is left: nothing hides the last."""
-    if remaining >= _LAST * most or state.call_s(most / 4) > _CHEAP * state.call_s(most):
+def _overlapping(state: DeviceState, most: int, done: float, remaining: float) -> float:
+    """Chunks of one size, but for small ones first and last: nothing hides the first copy in and the last one out."""
+    least = most / _SMALLER
+    if state.call_s(least) > _CHEAP * state.call_s(most):
         return min(most, remaining)
-    return remaining if remaining <= most / 6 else remaining / 2
+    if remaining >= _LAST * most:
+        return min(most, done + least)
+    return remaining if remaining <= _LAST * least else remaining / 2
 
 
 def _careful(n: int, me: DeviceState, view: View) -> int:

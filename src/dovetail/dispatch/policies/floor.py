@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from math import ceil, inf
-from statistics import median_low
 from typing import ClassVar, NamedTuple
 
 from dovetail.dispatch.policies.base import DeviceState
@@ -24,6 +23,8 @@ _DOUBT = 1.3  # times what the curves say: such a run is repeated
 _SHORT_S = 1.0  # a batch that takes no longer is tried in every way, whatever that costs
 _SHARE = 0.03  # of the time, for a look at ways that lost
 _REST = 16  # runs between two such looks at one way
+_SOON = 4  # if it was better in one of its last runs
+_AS_BEFORE = 3  # runs that are done like the one before when nothing was left to try
 _FIRST_CUTS = 4  # chunks that overlap: so many are tried first
 _MOST_CUTS = 64
 _LARGER = 4  # times the largest chunk that was measured: no chunk is larger
@@ -83,6 +84,7 @@ class Floor:
     runs: int = 0  # for which a way was chosen
     decided: bool = False  # nothing was left to try when a way was chosen last
     looked: dict[Way, int] = field(default_factory=dict)  # the run in which each way that lost was looked at last
+    as_before: dict[int, tuple[Way, int]] = field(default_factory=dict)  # by size: the way, and for how many more runs
     unjoinable: bool = False  # results were refused: one call must not hide that in some runs
     join_s: float = 0.0  # of the CPU per item, for putting the results of several chunks together
     searched: ClassVar[int] = FIRST  # runs that may go to finding sizes
@@ -98,11 +100,26 @@ class Floor:
             or any(state.curve is None or state.size is not None for state in states)
             or (self.runs < self.searched and not all(state.measured for state in states))
         )
-        way = Way(tuple(range(len(states))), counts=False) if is_open else self._best(states, items, once, copied)
+        if is_open:
+            way = Way(tuple(range(len(states))), counts=False)
+        else:
+            way = self._as_before(states, items, once, copied) or self._best(states, items, once, copied)
         self.runs += 1
         for i, state in enumerate(states):
             state.out, state.whole = i not in way.serving, way.whole and i in way.serving
             state.cuts = way.cuts if state.slots > 1 else 0
+        return way
+
+    def _as_before(self, states: Sequence[DeviceState], items: int, once: Collection[int], copied: bool) -> Way | None:
+        """The way of the run before, if that was not to find something out: to compare all of them takes a while."""
+        way, left = self.as_before.pop((size := items.bit_length()), (None, 0))
+        if way is None or not all(states[i].alive for i in way.serving) or (way.cuts and not copied):
+            return None
+        if way.whole and not (way.serving[0] in once and states[way.serving[0]].limit >= items):
+            return None
+        if left > 1:
+            self.as_before[size] = way, left - 1
+        self.decided = True
         return way
 
     def _best(self, states: Sequence[DeviceState], items: int, once: Collection[int], copied: bool) -> Way:
@@ -127,12 +144,17 @@ class Floor:
                 if len(known) < _TRIES and doubtful:
                     return way
         for way in sorted(expected, key=lambda way: len(runs.get(way, ()))):
-            more_s = expected[way] - expected[best]
-            if not way.cuts and 0 < more_s <= self.credit_s and self.runs - self.looked.get(way, -_REST) >= _REST:
+            more_s, rest = expected[way] - expected[best], _REST
+            known = runs.get(way, ())
+            if known and min(known).wall_s * items < _AT_ALL * expected[best]:
+                more_s, rest = min(more_s, self.credit_s), _SOON  # it was better: it may have been disturbed since
+            if not way.cuts and 0 < more_s <= self.credit_s and self.runs - self.looked.get(way, -_REST) >= rest:
                 self.credit_s -= more_s
                 self.looked[way] = self.runs
                 return way
         self.decided = True
+        if len(runs.get(best, ())) >= _TRIES:
+            self.as_before[items.bit_length()] = best, _AS_BEFORE
         return best
 
     def _planned(
@@ -153,7 +175,7 @@ class Floor:
         tried = {way.serving[0] for way in runs if way.whole}
         calls = [i for i in calls if i in tried or alone[i] <= _MAYBE * alone[calls[0]]]
         ways = {Way((i,), whole=True): Took(alone[i]) for i in calls}
-        for serving in (fast, tuple(able)):
+        for serving in dict.fromkeys((fast, tuple(able))):
             plan = self._shared_out(states, items, {i: rates[i] for i in serving})
             cuts = _cuts(serving, states, items, runs) if copied else []
             ways |= {Way(serving, cuts=k): plan for k in cuts} or {Way(serving): plan}
@@ -177,7 +199,12 @@ class Floor:
         if not way.counts or (probed and not way.whole and not way.cuts):
             return
         took = self._took(items)
+        if way in took and wall_s > _DOUBT * usual(took[way]).of(items).wall_s:
+            self.as_before.pop(items.bit_length(), None)
         took[way] = [*took.get(way, ()), Took(wall_s / items, cpu_s / items)][-_KEPT:]
+
+    def passed(self, runs: int) -> None:
+        """So many runs were made of which nothing is told."""
 
     def is_sure(self, way: Way, items: int) -> bool:
         """Whether this way has shown more than once what it takes, and no other has shown to be better."""
@@ -194,7 +221,8 @@ class Floor:
 
 def usual(runs: Sequence[Took]) -> Took:
     """The median, or the lesser of two."""
-    return Took(median_low(run.wall_s for run in runs), median_low(run.cpu_s for run in runs))
+    middle = (len(runs) - 1) // 2
+    return Took(sorted(run.wall_s for run in runs)[middle], sorted(run.cpu_s for run in runs)[middle])
 
 
 def rate_of(state: DeviceState, items: int) -> float:

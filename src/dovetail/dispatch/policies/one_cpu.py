@@ -19,6 +19,8 @@ _TRIES = 2  # for a way whose time may have been a disturbance
 _AS_CHEAP = 1.1  # times the CPU time of one call: trying it again costs nothing
 _CALLED_S = 10.0  # a batch that takes no longer is done with one call, to know what that costs
 _REST = 16  # runs until who lost is looked at again; then twice as many
+_SOON = 2  # such runs at first, if all together cost hardly more: a busy machine may have been the reason
+_LONG_S = 0.02  # of one call: shorter ones cost too much in chunks before that shows
 _LONGEST_REST = 256
 
 
@@ -28,7 +30,7 @@ class OneCpuFloor(Floor):
 
     ran: int = 0
     looked_at: int = 0  # the run of the latest look
-    rest: int = _REST
+    rest: int = _SOON
     is_look: bool = False  # the way that was chosen last has not shown what it costs, or lost
 
     searched = 1
@@ -57,15 +59,19 @@ class OneCpuFloor(Floor):
             early = self.runs < FIRST and together not in runs and promises
             return together if early or one_s > _CALLED_S else one
         known, least_s = runs.get(together, []), min(run.cpu_s for run in runs[one])
-        cost = usual(known).cpu_s / least_s if known and least_s else 1.0
+        cost = 1.0
+        if known and least_s:  # a short one is dear now and then, where threads get memory anew: that is too often
+            cost = (usual(known).cpu_s if one_s >= _LONG_S else max(run.cpu_s for run in known)) / least_s
         better = bool(known) and cost <= DEARER and _least_s(known, items) < _CLEARLY * one_s
         if better:
             again = len(runs[one]) < _TRIES and runs[one][0].wall_s > DEARER * runs[one][0].charged_s
         else:  # it may have been disturbed; to try it again costs nothing then
             again = promises and len(known) == 1 and cost <= _AS_CHEAP
         may_look = better or (promises and self._is_cheap_to_see(states, usual(runs[one]), items))
-        if not again and may_look and self.ran - self.looked_at >= self.rest:
-            self.looked_at, self.rest = self.ran, min(2 * self.rest, _LONGEST_REST)
+        soon = bool(known) and not better and cost <= DEARER and one_s >= _LONG_S
+        rest = self.rest if soon else max(self.rest, _REST)
+        if not again and may_look and self.ran - self.looked_at >= rest:
+            self.looked_at, self.rest = self.ran, min(2 * rest, _LONGEST_REST)
             self.is_look, again = not better, True
         self.decided = not again
         return together if better != again else one
@@ -86,6 +92,9 @@ class OneCpuFloor(Floor):
     def ended(self, way: Way, items: int, wall_s: float, cpu_s: float = 0.0, probed: bool = False) -> None:
         self.ran += 1
         super().ended(way, items, wall_s, cpu_s, probed)
+
+    def passed(self, runs: int) -> None:
+        self.ran += runs
 
     def is_sure(self, way: Way, items: int) -> bool:
         return len(self._took(items).get(way, ())) >= _TRIES
