@@ -304,7 +304,7 @@ def test_more_pieces_than_are_kept_are_drawn_once_and_stay(
     browser: Browser, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Each bar is a piece of its own here, and all are of one request: to follow it reads every piece."""
-    monkeypatch.setattr("dovetail.report.pieces.ROWS", 1)
+    monkeypatch.setattr("dovetail.report.data.pieces.ROWS", 1)
     rng = random.Random(0)
     pool = Pool((Device(0, "a100", 0),), {"a100": DeviceType("a100")})
     run, t = tmp_path / "run.jsonl", 0.0

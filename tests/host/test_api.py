@@ -106,6 +106,7 @@ def test_curves_are_for_all_or_by_image() -> None:
         (ROWS, {"cores": -1}, "cores: expected int >= 1, found -1"),
         (ROWS, {"cores": 2.5}, "cores: expected int, found float"),
         (ROWS, {"work": "much"}, "work: expected core-seconds, found 'much'"),
+        ({"jobs": [{"name": "a", "command": "x"}]}, {"work": -3.0}, "work: expected core-seconds, found -3.0"),
         (ROWS, {"curves": 7}, "curves: expected linear, amdahl:FRACTION"),
         (ROWS, {"delays": "never"}, "delays: expected before or after, found 'never'"),
         (ROWS, {"seed": None}, "seed: expected int, found null"),

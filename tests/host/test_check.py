@@ -21,6 +21,7 @@ from dovetail.host.policies.strict import Strict
 from dovetail.host.program import Program, program_graph
 from dovetail.host.scheduler import Policies
 from dovetail.host.simulate import record
+from dovetail.testing.host import verify
 
 Lines = list[dict[str, Any]]
 
@@ -278,3 +279,14 @@ def test_cores_beyond_a_learned_sweet_spot_may_be_idle(tmp_path: Path) -> None:
     assert [len(line["devices"]) for line in lines if line.get("k") == "resized"] == [1]
     kept = [line for line in lines if (line.get("k"), line.get("width")) != ("measured", 1)]
     assert "idle" in found(path, kept)
+
+
+def test_who_is_rejected_at_once_sets_the_limit_of_its_group_all_the_same() -> None:
+    ask = {"cores": 1, "group": "g"}
+    arrivals = [
+        (0.0, Arrived("lost", "p", (1.0,), facts=ask | {"parallel": 1, "after": ["nobody"]})),
+        *((1.0, Arrived(name, "p", (1.0,), facts=ask)) for name in "ab"),
+    ]
+    outcome, faults = verify(Workload(2, tuple(arrivals), {"p": program_graph("p", 2)}), HostOptions())
+    assert not faults
+    assert [row.ended_s for row in outcome.rows] == [None, 2.0, 3.0]

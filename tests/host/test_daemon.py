@@ -299,6 +299,43 @@ def test_what_was_kept_before_is_heard_of_before_who_asks_for_something_now(tmp_
     assert states == {"1": "completed", "2": "cancelled", "3": "completed"}
 
 
+def test_the_limit_of_a_group_is_heard_after_those_who_came_before(tmp_path: Path) -> None:
+    """Also if all of it is heard at once."""
+    setup, store = set_up(tmp_path, RequestedSettings(groups=False))
+    with store:
+        service = Service(tmp_path, setup, store)
+        (job,) = service.submit(Spec(command=("true",), cwd="/", group="g", parallel=1, delay_s=3600))
+        limiting = threading.Thread(target=service.group, args=("g", 5))
+        limiting.start()
+        until(lambda: len(service._inbox._waiting) == 2)
+        running = threading.Thread(target=service.run)
+        running.start()
+        limiting.join(PATIENCE_S)
+        service.ask(job, "cancel")
+        service.close()
+        running.join(PATIENCE_S)
+        (first, *_) = (events for _, _, events in store.steps())
+    assert [type(event) for event in first[:2]] == [Arrived, Asked]
+
+
+def test_what_is_told_before_the_daemon_runs_is_true(tmp_path: Path) -> None:
+    with Daemon(tmp_path / "state") as daemon:
+        daemon.up()
+        (good,), (bad,), (gone,) = (daemon.submit(word, name=word) for word in ("true", "false", "true"))
+        before = daemon.wait()
+        daemon.ask_once("clean", jobs=[gone])
+        daemon.down()
+        setup, store = set_up(daemon.folder, RequestedSettings())
+        with store:
+            service = Service(daemon.folder, setup, store)
+            assert {row.id: (row.name, row.state) for row in service.listing()} == {
+                job: (before[job]["name"], before[job]["state"]) for job in (good, bad)
+            }
+            assert service.wait() == (2, [])
+            service.close()
+            service.run()
+
+
 def test_nothing_of_an_ended_attempt_is_left_in_the_folder(daemon: Daemon) -> None:
     jobs, runs = daemon.submit("true", array=3), daemon.folder / "runs"
     daemon.wait()

@@ -185,7 +185,9 @@ def test_the_groups_of_one_that_has_ended_are_anothers(shop: Workshop) -> None:
         vacant.set_cpus(cpus)
     with pytest.raises(FileNotFoundError):
         vacant.freeze(True)
-    assert groups.cpu_s() < 0.2
+    used = shop.executor.usage("b")
+    assert used is not None
+    assert used.cpu_s < 0.2
     assert len(groups.processes()) == 1
     shop.executor.pause("b")
     shop.executor.stop("b", 0.0)
@@ -593,6 +595,31 @@ def test_a_number_used_again_is_not_taken_for_the_program(shop: Workshop) -> Non
     assert not found.exit.good
 
 
+@pytest.mark.parametrize("damage", [b"", b"\0" * 1024, b'{"code": '])
+def test_damaged_files_of_an_attempt_are_an_end_and_not_a_daemons(shop: Workshop, damage: bytes) -> None:
+    launch = shop.start("a", "sh", "-c", "exit 5")
+    assert shop.end().code == 5
+    folder, second = Path(launch.folder), shop.another()
+    (folder / shim.CLAIM).write_bytes(damage)
+    assert second.find(launch).exit == shop.executor.find(launch).exit
+    (folder / shim.EXIT).write_bytes(damage)
+    found = second.find(launch).exit
+    assert found is not None
+    assert "how it ended cannot be found out" in found.why
+
+
+def test_one_whose_parent_cannot_be_told_is_ended_with_all_that_is_left_of_it(shop: Workshop) -> None:
+    launch = shop.launch("a", "sh", "-c", "echo $$; exec sleep 1000")
+    shop.executor.start(msgspec.structs.replace(launch, env=launch.env | {FOLDER: f"{launch.folder}/control"}))
+    until(lambda: bool(shop.log("a")))
+    (Path(launch.folder) / shim.CLAIM).write_bytes(b"")
+    found = shop.another().find(msgspec.structs.replace(launch, env={FOLDER: f"{launch.folder}/control"}))
+    assert found.exit is not None
+    assert not found.exit.good
+    until(lambda: (program := proc.read(int(shop.log("a")))) is None or program.dead)
+    shop.end()
+
+
 def test_a_restarted_machine_is_told(shop: Workshop) -> None:
     launch = shop.launch("a", "true")
     Path(launch.folder).mkdir()
@@ -620,6 +647,16 @@ def test_a_quota_a_nice_value_and_a_weight_are_kept_where_they_can_be(shop: Work
         assert most == 0.5 * period
     shop.executor.clean(launch)
     assert not quota or not group.exists()
+
+
+def test_the_time_of_processes_that_have_ended_counts(shop: Workshop) -> None:
+    """Of those that the program waited for, and of one that it left to its parent."""
+    (shop.folder / "busy.py").write_text("import time\nwhile time.process_time() < 0.2: pass")
+    busy = f"{sys.executable} busy.py"
+    shop.start("a", "sh", "-c", f"{busy}; (setsid {busy} &); exec sleep 1000")
+    until(lambda: (used := shop.executor.usage("a")) is not None and used.cpu_s >= 0.38 and len(used.processes) == 1)
+    shop.executor.stop("a", 0.0)
+    shop.end()
 
 
 def test_what_does_not_run_cannot_be_changed(shop: Workshop) -> None:

@@ -115,6 +115,7 @@ def test_the_combinations_are_the_product(matrix: dict[str, list[int]]) -> None:
         ([{"name": "a", "command": "make; make test"}], "jobs.0.command: found make; in .* shell: true"),
         ([{"name": "a", "command": "make 2>log.txt"}], "jobs.0.command: found 2>log.txt in .* shell: true"),
         ([{"name": "a", "command": "make;make test"}], "jobs.0.command: found make;make in .* shell: true"),
+        ([{"name": "a", "command": "get http://a/b;c=1"}], "jobs.0.command: found .* or 'http://a/b;c=1' in quotes"),
         ([{"name": "a", "command": "make &> log"}], "jobs.0.command: found &> in .* shell: true"),
         ([{"name": "a", "command": "make &>>log"}], "jobs.0.command: found &>>log in .* shell: true"),
         ([{"name": "a", "command": "make |& tee log"}], r"jobs.0.command: found \|& in .* shell: true"),

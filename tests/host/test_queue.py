@@ -238,6 +238,23 @@ def test_no_more_of_a_group_run_than_may(client: Client, tmp_path: Path) -> None
     client.wait()
 
 
+def test_only_who_says_a_number_sets_the_limit_of_a_group(client: Client, tmp_path: Path) -> None:
+    """Not who changes something else of a program that came with one, nor who tries it once more."""
+    cores = len(client.about().cpus)
+    client.submit("sh", "-c", "exit 3", group="g", parallel=1, array=2, delay=3600)
+    client.group("g", 5)
+    client.edit("1.0", cores=cores)
+    client.edit("1.1", name="", group="")
+    client.edit("1", delay=0)
+    assert {program.group for program in client.wait()} == {"g", ""}
+    client.retry()
+    client.wait()
+    client.journal(tmp_path / "run.jsonl")
+    events = [event for *_, step in Reader(tmp_path / "run.jsonl").steps() for event in step]
+    said = [event.facts.get("parallel") for event in events if isinstance(event, Arrived | Asked)]
+    assert [number for number in said if number is not None] == [1, 1, 5]
+
+
 def test_a_program_begins_at_its_time_by_a_clock_that_is_set(tmp_path: Path) -> None:
     (tmp_path / "sitecustomize.py").write_text(JUMPS)
     found = f"{tmp_path}{os.pathsep}{os.environ.get('PYTHONPATH', '')}"
@@ -247,12 +264,20 @@ def test_a_program_begins_at_its_time_by_a_clock_that_is_set(tmp_path: Path) -> 
         with connect(daemon.folder) as client:
             client.submit("true", begin=datetime.now() + timedelta(hours=1))
             client.submit("true", delay="1h")
+            later = datetime.now() + timedelta(hours=25)
+            client.submit("true", begin=later)
             until(lambda: all("at the earliest" in program.why for program in client.list()))
             jump.touch()
             assert client.wait(1)[0].state == "completed"
             assert client.status(2).state == "waiting"  # a delay has nothing to do with the time of day
             client.edit(2, delay=0)
             assert client.wait(2)[0].state == "completed"
+            client.edit(3, name="later")
+            assert client.status(3).why == f"begins at {later:%Y-%m-%d %H:%M:%S} at the earliest"
+            client.journal(tmp_path / "run.jsonl")
+            events = [event for *_, step in Reader(tmp_path / "run.jsonl").steps() for event in step]
+            (edit,) = (event for event in events if isinstance(event, Asked) and event.job == "3" and event.facts)
+            assert edit.facts["begin_s"] < 2 * 3600  # by the clock as it is set now
 
 
 def test_a_key_is_one_program(client: Client) -> None:

@@ -24,6 +24,7 @@ from dovetail.host.live.executors.table import ExecutorTable
 from dovetail.host.live.loop_inbox import LoopInbox
 from dovetail.host.live.past_keys import put_aside
 from dovetail.host.live.reconciler import Reconciler
+from dovetail.host.live.service_state import EndWaiter
 from dovetail.host.live.setup import HostSetup
 from dovetail.host.live.specs import Spec
 from dovetail.host.program import TASK
@@ -351,3 +352,27 @@ def test_a_key_is_gone_with_the_first_of_its_programs_also_after_a_restart(tmp_p
         book.forget(["1.0"])
         for known in (book, ProgramBook(tmp_path, store)):
             assert (list(known.specs), known.same("night", [spec], 2)) == (["1.1"], [])
+
+
+def test_ends_are_found_where_earlier_versions_kept_them(tmp_path: Path) -> None:
+    first, second = Exit(code=1), Exit(code=0)
+    with closing(Store(tmp_path / "state.db")) as store:
+        book = ProgramBook(tmp_path, store)
+        book.add([Spec(command=("true",), cwd=str(tmp_path))], array=2)
+        store.note("program", "1.0", Ends([first], 2.0))
+        book = ProgramBook(tmp_path, store)
+        assert (book.run_name("1.0"), book.run_name("1.1")) == ("1.0-2", "1.1-1")
+        book.note_end("1.0", second, 3.0)
+        book.keep_end("1.0")
+        assert ProgramBook(tmp_path, store).ends["1.0"] == Ends([first, second], 5.0)
+        book.forget(["1.0"])
+        assert list(ProgramBook(tmp_path, store).ends) == ["1.1"]
+
+
+def test_who_waits_for_ends_is_told_once_by_the_last() -> None:
+    waiter = EndWaiter({"1", "2"})
+    for job in ("3", "1", "1"):
+        waiter.ended(job)
+        assert not waiter.none_left.is_set()
+    waiter.ended("2")
+    assert waiter.none_left.is_set()

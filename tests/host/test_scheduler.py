@@ -95,12 +95,12 @@ def test_only_the_front_of_a_long_queue_is_told_whom_it_waits_for() -> None:
     names = [f"p{i}" for i in range(14)]
     told_at_first = {order.job: order.why for order in host.handle([arrive(name, 8) for name in names], 0.0)[1:]}  # type: ignore[union-attr]
     assert told_at_first["p1"] == "needs 8 cores, 0 free"
-    assert told_at_first["p10"] == "behind p1, which needs 8 cores, 0 free"
-    assert told_at_first["p11"] == told_at_first["p13"] == "more than 10 others wait before it"
+    assert told_at_first["p3"] == "behind p1, which needs 8 cores, 0 free"
+    assert told_at_first["p4"] == told_at_first["p13"] == "3 or more others wait before it"
     orders = host.handle([Finished("p0", "run")], 1.0)
     assert {order.job: order.why for order in orders if isinstance(order, Defer)} == {
         "p2": "needs 8 cores, 0 free",
-        **{f"p{i}": "behind p2, which needs 8 cores, 0 free" for i in range(3, 12)},
+        **{f"p{i}": "behind p2, which needs 8 cores, 0 free" for i in range(3, 5)},
     }
 
 
@@ -215,6 +215,17 @@ def test_a_less_urgent_one_of_a_full_group_gives_way() -> None:
     assert told(host.handle([arrive("c", 1, priority=0, **one)], 2.0)) == ["defer c"]  # b is as urgent
     assert told(host.handle([Finished("b", "run")], 3.0)) == ["complete b", "start c 1"]
     assert told(host.handle([Finished("c", "run")], 4.0)) == ["complete c", "resume a 1"]
+
+
+def test_who_waits_for_a_group_or_for_cores_is_told_anew_when_the_number_changes() -> None:
+    host = scheduler()
+    host.handle([arrive(name, 1, group="g", parallel=1) for name in "abc"], 0.0)
+    orders = host.handle([Asked("", "group", facts={"group": "g", "parallel": 2})], 1.0)
+    assert whys(orders, Defer) == ["of group g 2 may run at once"]
+    orders = host.handle([Observed("group", {"group": "g", "parallel": 1})], 1.0)  # as earlier journals have it
+    assert whys(orders, Defer) == ["of group g 1 may run at once"]
+    assert whys(host.handle([arrive("d", 8)], 2.0), Defer) == ["needs 8 cores, 6 free"]
+    assert whys(host.handle([Asked("d", "resize", 7)], 3.0), Defer) == ["needs 7 cores, 6 free"]
 
 
 def test_nobody_of_a_full_group_is_paused_in_vain() -> None:

@@ -8,8 +8,8 @@ from dovetail.host.policies.base import Assignment, MachineView, Planning
 from dovetail.host.policies.reservation import Reservation
 from dovetail.host.program import WAITING, Program
 
-_NEAR = 10  # so many from the front of the queue are told whom they wait for: for all, each start would be told to all
-FAR = ("behind", f"more than {_NEAR} others wait before it")
+_NEAR = 3  # so many from the front of the queue are told whom they wait for: for all, each start would be told to all
+FAR = ("behind", f"{_NEAR} or more others wait before it")
 
 
 class Admission:
@@ -57,7 +57,7 @@ class Admission:
             if full and not self._makes_place(program):  # it keeps nobody back: what it waits for is no core
                 self._tried.discard(program.id)  # if one of its group is paused, it is its turn again
                 if len(self.waits) < _NEAR:
-                    self.waits[program.id] = ("group", full)
+                    self.waits[program.id] = (full, full)  # the words are the key: told anew when a number changes
                 continue
             cores = 0
             if self._blocked is None or self._may_overtake(program):

@@ -36,7 +36,7 @@ from dovetail.host.check_state import ProgramState
 from dovetail.host.gpus import GpuLedger, gpus_text, is_of
 from dovetail.host.metrics import Programs
 from dovetail.host.policies import Assignment, MachineView, Planning, Program, make
-from dovetail.host.program import RUNNING, WAITING, Ask
+from dovetail.host.program import RUNNING, WAITING, Ask, group_limit
 from dovetail.host.scheduler import Policies, options_of
 
 CODES = {
@@ -125,7 +125,8 @@ class HostRules:
                 self._known.pop(event.job, None)
                 if isinstance(event, Complete):
                     self._done.add(event.job)
-            case Observed(what="group", facts={"group": str() as group, "parallel": int() | None as parallel}):
+            case Asked() | Observed() if (said := group_limit(event)) is not None:
+                group, parallel = said
                 self._view.limits.pop(group, None)
                 self._view.limits |= {} if parallel is None else {group: parallel}
             case Ended():
@@ -269,8 +270,7 @@ class HostRules:
 
     def _to_be_had(self, assign: Assignment, view: MachineView) -> int:
         """Cores that are idle, or lent until somebody can start on them."""
-        lent = self._ask(assign, lambda: sum(max(view.widths[p.id] - assign.keeps(p, view), 0) for p in view.running))
-        return view.free + (lent or 0)
+        return view.free + (self._ask(assign, lambda: assign.lent(view)) or 0)
 
     def _judge_growth(self, assign: Assignment, view: MachineView) -> None:
         for id, cores in (self._ask(assign, lambda: assign.must_have(view)) or {}).items():

@@ -25,6 +25,22 @@ def program_graph(kind: str, cores: int) -> TaskGraph:
     return TaskGraph(kind, [Task(TASK, kind, 1, 1, cores)], [])
 
 
+def group_limit(event: object) -> tuple[str, int | None] | None:
+    """How many of a group somebody says may run at once (None: all of them), or nothing. In earlier journals it was
+    observed: heard sooner than what had come before.
+
+    >>> group_limit(Asked("", "group", facts={"group": "sweep", "parallel": 2}))
+    ('sweep', 2)
+    """
+    match event:
+        case (
+            Asked(what="group", facts={"group": str() as group, "parallel": int() | None as parallel})
+            | Observed(what="group", facts={"group": str() as group, "parallel": int() | None as parallel})
+        ):
+            return group, parallel
+    return None
+
+
 class Ask(Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
     """What an arrival's facts say of a program.
 

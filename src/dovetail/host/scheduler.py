@@ -40,7 +40,7 @@ from dovetail.host.options import HostOptions, host_options
 from dovetail.host.policies import Assignment, Planning, make
 from dovetail.host.policies.base import MachineView
 from dovetail.host.policies.base import count as count_of
-from dovetail.host.program import PAUSED, RUNNING, TASK, WAITING, Ask, Program, Stopping
+from dovetail.host.program import PAUSED, RUNNING, TASK, WAITING, Ask, Program, Stopping, group_limit
 from dovetail.host.waiting import WaitingPrograms
 
 
@@ -59,8 +59,8 @@ class HostScheduler:
     """Programs are jobs of one task. What they ask for stands in the facts of their arrival (`Ask`).
 
     What users ask for later comes as `Asked`: "pause", "resume", "resize", "priority", "cancel", "requeue", "begin" (at
-    another time) or, of one that waits, "edit" (to what the facts say); how fast a running one was seen to be as
-    `Measured`; how many of a group may run at once as `Observed`.
+    another time) or, of one that waits, "edit" (to what the facts say), and of nobody "group" (how many of one may run
+    at once); how fast a running one was seen to be as `Measured`.
     """
 
     def __init__(
@@ -98,12 +98,12 @@ class HostScheduler:
                 self._failed(stimulus, now)
             elif type(stimulus) is Arrived:
                 self._arrived(stimulus, now)
+            elif (said := group_limit(stimulus)) is not None:
+                self._limit(*said)
             elif type(stimulus) is Asked:
                 self._asked(stimulus, now)
             elif type(stimulus) is Measured and stimulus.job in self.programs:
                 self.programs[stimulus.job].learn(stimulus.width, stimulus.rate, now)
-            elif type(stimulus) is Observed:
-                self._observed(stimulus)
         self._reject_orphans()
         self._stop_overdue(now)
         self._decide(now)
@@ -134,12 +134,12 @@ class HostScheduler:
         kind = self._graphs[event.of].tasks[0].kind
         program = Program(event.job, kind, next(self._seq), ask, event.sizes[0], speed_up, now)
         self._bound(program, ask.cores)
+        if ask.parallel is not None:  # which counts, whatever comes of the program
+            self._limit(ask.group, ask.parallel)
         if problem := self._lost_before(ask) or self._never_fits(program):
             self._reject(event.job, problem)
             return
         self.programs[event.job] = program
-        if ask.parallel is not None:
-            self._limit(ask.group, ask.parallel)
         self._enqueue(program, now)
 
     def _lost_before(self, ask: Ask) -> str:
@@ -161,11 +161,6 @@ class HostScheduler:
         if total is not None and need > total:
             return f"needs {need} MiB, the machine has {total} MiB"
         return never_fits(self.options.gpus, program.ask)
-
-    def _observed(self, event: Observed) -> None:
-        match event:
-            case Observed(what="group", facts={"group": str() as group, "parallel": int() | None as parallel}):
-                self._limit(group, parallel)
 
     def _limit(self, group: str, parallel: int | None) -> None:
         """So many of a group may run at once from now on, or all; who runs goes on."""
@@ -241,6 +236,7 @@ class HostScheduler:
                 program.priority = program.rank = int(value)
             case "resize", float() | int() as value if value >= 1:
                 if program.ask.malleable or program.state == WAITING:
+                    program.deferred = ""
                     self._bound(program, min(int(value), self.view.cores))
             case "begin", float() | int() as value:
                 program.begin_s = value

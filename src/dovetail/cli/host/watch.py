@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import shutil
 import sys
+import textwrap
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import Parameter
 
-from dovetail.cli.common import Flag, Format, print_json, print_table
+from dovetail.cli.common import Flag, Format, print_json, print_table, table_lines
 from dovetail.cli.complete import HOST_PROGRAMS
 from dovetail.cli.host.submit import exit_status
 from dovetail.core.files.output import printable
@@ -123,7 +124,7 @@ def top_(*, every: float = 1.0, once: Flag = False, state: Path | None = None) -
     with connect(state) as client, Live(screen=True, auto_refresh=False) as live:
         try:
             while True:
-                live.update(_screen(client.list(), client.about()), refresh=True)
+                live.update(_Screen(client.list(), client.about()), refresh=True)
                 time.sleep(every)
         except KeyboardInterrupt:
             return
@@ -144,25 +145,31 @@ def _gpu_line(gpu: GpuStatus) -> str:
     return printable(f"GPU {gpu.number} {gpu.type}: {use}{used}{gpu.memory_mib} MiB; {told}")
 
 
-def _screen(rows: list[LiveProgram], about: DaemonInfo) -> Any:
-    from rich import box
-    from rich.table import Table
-    from rich.text import Text
+class _Screen:
+    """What `top` shows, as wide as there is room: no figure is cut."""
 
-    counts = ", ".join(f"{count} {state}" for state, count in about.programs.items())
-    title = f"{sum(row.actual for row in rows)} of {len(about.cpus)} cores in use; {counts}; paused programs hold "
-    title += f"{about.paused_memory_mib:.0f} MiB"
-    table = Table(title=title, title_justify="left", box=box.SIMPLE, padding=(0, 1, 0, 0), expand=True)
-    columns = [column for column in _NARROW if about.gpus or column != "gpus"]
-    for column in columns:  # in a narrow window the words get short, not the figures
-        table.add_column(column, no_wrap=column not in ("name", "why"))
-    for row in rows:
-        shown = (Text("" if cell is None else printable(str(cell))) for cell in _cells(row))
-        cells = dict(zip(_COLUMNS, shown, strict=True))
-        cells["has/due/asked"] = Text(f"{row.actual}/{row.desired}/{row.cores}")
-        table.add_row(*(cells[column] for column in columns))
-    table.caption = Text("\n".join(filter(None, [*map(_gpu_line, about.gpus), about.trouble])), justify="left") or None
-    return table
+    def __init__(self, rows: Sequence[LiveProgram], about: DaemonInfo) -> None:
+        self._rows, self._about = rows, about
+
+    def __rich_console__(self, console: Any, options: Any) -> Iterator[Any]:
+        from rich.text import Text
+
+        yield Text.from_ansi("\n".join(self._lines(options.max_width)), overflow="fold")
+
+    def _lines(self, room: int) -> Iterator[str]:
+        about = self._about
+        counts = ", ".join(f"{count} {state}" for state, count in about.programs.items())
+        title = f"{sum(row.actual for row in self._rows)} of {len(about.cpus)} cores in use; {counts}; "
+        yield from textwrap.wrap(f"{title}paused programs hold {about.paused_memory_mib:.0f} MiB", room)
+        columns = [column for column in _NARROW if about.gpus or column != "gpus"]
+        content = []
+        for row in self._rows:
+            cells = dict(zip(_COLUMNS, _cells(row), strict=True))
+            cells["has/due/asked"] = f"{row.actual}/{row.desired}/{row.cores}"
+            content.append([cells[column] for column in columns])
+        yield from table_lines(columns, content, room=room)
+        for line in filter(None, [*map(_gpu_line, about.gpus), about.trouble]):
+            yield from textwrap.wrap(line, room)
 
 
 def logs_(

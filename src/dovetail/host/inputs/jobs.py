@@ -205,7 +205,7 @@ def _command(doc: Document, i: int, job: ProgramJob) -> Sequence[str]:
             raise doc.error(
                 where,
                 f"found {word} in {found!r}, which is not read by a shell: expected shell: true beside it, "
-                f"or quotes around {word} if it is a word of the program's",
+                f"or '{word}' in quotes if the program is to have it, as it may a URL",
             )
     return words
 

@@ -49,9 +49,7 @@ class Workload(Struct, frozen=True, repr_omit_defaults=True):
         malleable: bool = True,
     ) -> Workload:
         """`work` is for programs of which the file says nothing, in core-seconds; `curves` is by image, "" for all."""
-        cores = checked(cores, Count, "cores")
-        if work is not None and (not isinstance(work, int | float) or not 0 < work < inf):
-            raise InputError(f"work: expected core-seconds, found {work!r}")
+        cores, work = checked(cores, Count, "cores"), _core_seconds(work)
         arrivals: list[tuple[float, Arrived | Asked]] = []
         known = curves or {}
         for request in requests:
@@ -77,7 +75,7 @@ class Workload(Struct, frozen=True, repr_omit_defaults=True):
     @classmethod
     def of_jobs(cls, jobs: Iterable[ProgramJob], cores: int, work: float | None = None) -> Workload:
         """All of them come at once; `work` is for those that say nothing."""
-        cores = checked(cores, Count, "cores")
+        cores, work = checked(cores, Count, "cores"), _core_seconds(work)
         arrivals: list[tuple[float, Arrived | Asked]] = []
         assumed = []
         for job in jobs:
@@ -97,6 +95,12 @@ class Workload(Struct, frozen=True, repr_omit_defaults=True):
     def __repr__(self) -> str:
         programs = sum(isinstance(event, Arrived) for _, event in self.arrivals)
         return f"<Workload of {programs} programs on {self.cores} cores>"
+
+
+def _core_seconds(work: float | None) -> float | None:
+    if work is not None and (not isinstance(work, int | float) or not 0 < work < inf):
+        raise InputError(f"work: expected core-seconds, found {work!r}")
+    return work
 
 
 def load(

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import time
-from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -15,8 +14,9 @@ from dovetail.core.journal import Recorded
 from dovetail.host.live.past import past_of
 from dovetail.host.live.rates import rate_table
 from dovetail.host.live.reconciler import Attempt
-from dovetail.host.live.service_state import ServiceState, state_of
+from dovetail.host.live.service_state import EndWaiter, ServiceState, state_of
 from dovetail.host.live.setup import write_journal
+from dovetail.host.live.specs import Spec
 from dovetail.host.live.status import LiveProgram
 from dovetail.host.metrics import ProgramStatus
 
@@ -42,7 +42,7 @@ class Answers(ServiceState):
             id=job,
             name=self._book.specs[job].title,
             state=state_of(row),
-            why=_by_the_clock(row, self._book.specs[job].begin_s - now),
+            why=_by_the_clock(row, self._book.specs[job], now),
             cores=int(row.asks["cores"]),
             desired=len(row.devices),
             priority=int(row.asks["priority"]),
@@ -90,21 +90,14 @@ class Answers(ServiceState):
         """Return when these have ended, or all, or after so many seconds: how many have, and the first that has not."""
         with self._lock:
             names = [each for job in jobs for each in self._book.named(job)] or list(self._book.specs)
-        left, limit = names[::-1], time.monotonic() + within_s
-
-        def ended() -> bool:
-            while left and self._is_closed(left[-1]):
-                left.pop()
-            return not left
-
-        with self._ended:
-            while not ended() and (within_s := limit - time.monotonic()) > 0:
-                self._awaited[job := left[-1]] += 1
-                if not self._is_closed(job):  # since nobody would say so any more
-                    self._ended.wait(within_s)
-                self._awaited[job] -= 1
-                self._awaited += Counter()  # without those of whom nobody waits
-        return sum(map(self._is_closed, names)), left[:-2:-1]
+            waiter = EndWaiter({job for job in names if not self._is_closed(job)})
+            self._waiters.append(waiter)
+        if waiter.left:
+            waiter.none_left.wait(within_s)
+        with self._lock:
+            self._waiters.remove(waiter)
+            left = [job for job in names if job in waiter.left]
+        return len(names) - len(left), left[:1]
 
     def _is_closed(self, job: str) -> bool:
         row = self._status.rows.get(job)
@@ -156,8 +149,10 @@ class Answers(ServiceState):
             return not self._status.open() and len(self._book.specs) == len(self._status.rows)
 
 
-def _by_the_clock(row: ProgramStatus, begins_in_s: float) -> str:
+def _by_the_clock(row: ProgramStatus, spec: Spec, now: float) -> str:
     """Why it waits or how it ended; the scheduler knows no time of day."""
-    if row.status != "waiting" or begins_in_s <= 0:
+    wall = time.time()
+    begin = wall + spec.begin_s - now if spec.begin is None else spec.begin
+    if row.status != "waiting" or begin <= wall:
         return row.why
-    return f"begins at {time.strftime('%Y-%m-%d %H:%M:%S', time.localtime(time.time() + begins_in_s))} at the earliest"
+    return f"begins at {time.strftime('%Y-%m-%d %H:%M:%S', time.localtime(begin))} at the earliest"

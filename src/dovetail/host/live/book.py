@@ -13,7 +13,7 @@ from msgspec.structs import replace
 from dovetail.core.errors import InputError, did_you_mean
 from dovetail.core.service.store import Store
 from dovetail.host.live.executors import Exit, ProgramLaunch
-from dovetail.host.live.past_keys import ENVIRONMENT, KEY, KIND, PastKey
+from dovetail.host.live.past_keys import ENDS, ENVIRONMENT, KEY, KIND, PastKey
 from dovetail.host.live.specs import Spec, environment
 
 _LARGEST_ARRAY = 100_000
@@ -41,7 +41,8 @@ class ProgramBook:
         self._environments = {name: env for name, env, _ in store.things(ENVIRONMENT, dict[str, str], dict)}
         for job, spec, ends in store.things(KIND, Spec, Ends):
             self._enter(job, replace(spec, env=self._environments[spec.env_name]) if spec.env_name else spec)
-            self.ends[job] = ends or Ends()
+            self.ends[job] = ends or Ends()  # where earlier versions kept them
+        self.ends |= {job: ends for job, ends, _ in store.things(ENDS, Ends, dict)}
 
     def _enter(self, job: str, spec: Spec) -> None:
         self.specs[job] = spec
@@ -85,7 +86,7 @@ class ProgramBook:
         for job, new in names.items():
             spec = self.specs[job]
             after, after_any = (tuple(names.get(each, each) for each in a) for a in (spec.after, spec.after_any))
-            fresh = {"begin": None, "delay_s": 0.0, "begin_s": 0.0, "key": "", "again_of": job}
+            fresh = {"begin": None, "delay_s": 0.0, "begin_s": 0.0, "key": "", "again_of": job, "parallel": None}
             added[new] = replace(spec, after=after, after_any=after_any, **fresh)
         self._keep(added, last + len(numbers))
         return names
@@ -140,6 +141,7 @@ class ProgramBook:
         with self._store.together():
             for job in gone:
                 self._store.drop(KIND, job)
+                self._store.drop(ENDS, job)
             for job in left:
                 self.put(job, self.specs[job])
         for job in gone:
@@ -198,7 +200,8 @@ class ProgramBook:
         self.ends[job] = Ends([*ends.exits, outcome], ends.cpu_s + cpu_s)
 
     def keep_end(self, job: str) -> None:
-        self._store.note(KIND, job, self.ends[job])
+        """Not beside what it is, where the store would have to make room for it between others."""
+        self._store.put(ENDS, job, self.ends[job])
 
     def note_hook(self, job: str) -> None:
         """Its hook was run."""

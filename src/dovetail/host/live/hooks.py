@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import subprocess
-import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
@@ -24,7 +25,6 @@ class Hooks:
     def __init__(self, folder: Path, done: Callable[[str], None]) -> None:
         self._log, self._done = folder / "logs" / LOG, done
         self._pool = ThreadPoolExecutor(_AT_ONCE, thread_name_prefix="hook")
-        self._writing = threading.Lock()
 
     def run(self, spec: Spec, ended: LiveProgram) -> None:
         """Run the hook of a program that has ended so."""
@@ -33,29 +33,34 @@ class Hooks:
 
     def _run(self, spec: Spec, ended: LiveProgram) -> None:
         words, cwd = ["sh", "-c", spec.hook], spec.cwd if Path(spec.cwd or "-").is_dir() else "/"
-        null, pipe = subprocess.DEVNULL, subprocess.PIPE
         try:
-            done = subprocess.run(
-                words,
-                cwd=cwd,
-                env=spec.env | outcome(ended),
-                stdin=null,
-                stdout=pipe,
-                stderr=subprocess.STDOUT,
-                timeout=_LIMIT_S,
-                check=False,
-            )
-            said, how = done.stdout, f"exit code {done.returncode}" if done.returncode else ""
-        except subprocess.TimeoutExpired as error:
-            said, how = error.stdout or b"", f"killed after {_LIMIT_S:g} s"
+            log = os.open(self._log, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
+        except OSError:
+            log = os.open(os.devnull, os.O_WRONLY)
+        try:  # no pipe: what it leaves running goes on writing
+            how = _done(words, cwd, spec.env | outcome(ended), log)
         except OSError as error:
-            said, how = b"", str(error.strerror)
-        with suppress(OSError), self._writing, self._log.open("ab") as log:
-            log.write(said + (f"hook of {ended.id}: {how}\n".encode() if how else b""))
+            how = str(error.strerror)
+        with suppress(OSError):
+            os.write(log, f"hook of {ended.id}: {how}\n".encode() if how else b"")
+        os.close(log)
         self._done(ended.id)
 
     def close(self) -> None:
         self._pool.shutdown(wait=False, cancel_futures=True)
+
+
+def _done(words: list[str], cwd: str, env: dict[str, str], out: int) -> str:
+    """Run a command until it ends, or to the limit with its group of processes; what is to be said of that."""
+    null = subprocess.DEVNULL
+    hook = subprocess.Popen(words, cwd=cwd, env=env, stdin=null, stdout=out, stderr=out, start_new_session=True)
+    try:
+        code = hook.wait(_LIMIT_S)
+    except subprocess.TimeoutExpired:
+        os.killpg(hook.pid, signal.SIGKILL)
+        hook.wait()
+        return f"killed after {_LIMIT_S:g} s"
+    return f"exit code {code}" if code else ""
 
 
 def outcome(ended: LiveProgram) -> dict[str, str]:

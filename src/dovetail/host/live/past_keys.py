@@ -6,7 +6,7 @@ from msgspec import Struct
 
 from dovetail.core.service.store import Store
 
-KIND, ENVIRONMENT, KEY = "program", "environment", "key"
+KIND, ENDS, ENVIRONMENT, KEY = "program", "ends", "environment", "key"
 CommandPlace = tuple[tuple[str, ...], str, str]  # a command, an image, a folder
 
 
@@ -38,5 +38,6 @@ def put_aside(store: Store) -> None:
             store.drop(KIND, job)
         for key, past in keys.items():
             store.put(KEY, key, past)
-        for name, _, _ in list(store.things(ENVIRONMENT, dict, dict)):
-            store.drop(ENVIRONMENT, name)
+        for kind in (ENDS, ENVIRONMENT):
+            for name, _, _ in list(store.things(kind, dict, dict)):
+                store.drop(kind, name)

@@ -43,15 +43,13 @@ class Service(UserRequests, Answers):
         self._closing = threading.Event()
         self._upkeep = Upkeep(self._inbox, self._book, self.now)
         self._hooks = Hooks(folder, self._book.note_hook)
+        for step in store.steps():  # before anybody can ask
+            self._status.step(*step)
+        for job in self._status.rows.keys() - self._book.specs.keys():
+            del self._status.rows[job]  # it was cleaned away
 
     def run(self) -> None:
         """Serve until `close`; the programs run on."""
-        history = list(self._store.steps())
-        with self._lock:
-            for step in history:
-                self._status.step(*step)
-            for job in self._status.rows.keys() - self._book.specs.keys():
-                del self._status.rows[job]  # it was cleaned away
         for row in self._status.rows.values():
             if row.wanted:
                 self._reconciler.adopt(row.program, row.wanted, row.devices, row.why, row.gpus)
@@ -71,7 +69,7 @@ class Service(UserRequests, Answers):
                 self._reconciler,
                 self.now,
                 [self],
-                history,
+                self._store.steps(),
             )
         except ReplayError as error:
             raise DovetailError(
@@ -108,20 +106,17 @@ class Service(UserRequests, Answers):
             self._closing.wait(_FULL_RETRY_S)
         with self._lock:
             self._status.step(n, t, events)
-        closed = False
-        for event in events:
-            if type(event) is Finished or type(event) is Failed:
-                self._reconciler.kept(event.job)
-            elif type(event) is Complete or type(event) is Reject:
-                self._run_hook(event.job)
-                closed = closed or event.job in self._awaited
+            for event in events:
+                if type(event) is Finished or type(event) is Failed:
+                    self._reconciler.kept(event.job)
+                elif type(event) is Complete or type(event) is Reject:
+                    self._run_hook(event.job)
+                    for waiter in self._waiters:
+                        waiter.ended(event.job)
         if self._unseen:
             with self._seen:
                 self._unseen.difference_update(map(id, events))
                 self._seen.notify_all()
-        if closed:
-            with self._ended:
-                self._ended.notify_all()
 
     def _run_hook(self, job: str) -> None:
         with self._lock:

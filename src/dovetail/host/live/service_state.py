@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import sys
 import threading
-from collections import Counter
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -25,6 +24,19 @@ from dovetail.host.live.status import State
 from dovetail.host.metrics import Programs, ProgramStatus
 
 
+class EndWaiter:
+    """Somebody who waits until none of these programs is left; woken once, and not at the end of each."""
+
+    def __init__(self, left: set[str]) -> None:
+        self.left = left
+        self.none_left = threading.Event()
+
+    def ended(self, job: str) -> None:
+        self.left.discard(job)
+        if not self.left:
+            self.none_left.set()
+
+
 class ServiceState:
     """All of it; and how steps get into the store."""
 
@@ -39,8 +51,7 @@ class ServiceState:
         self._seen = threading.Condition()
         self._unseen: set[int] = set()
         self._unkept: list[tuple[int, float, Sequence[Any]]] = []  # steps that are not in the store yet
-        self._awaited: Counter[str] = Counter()  # programs of which somebody waits for the end
-        self._ended = threading.Condition()
+        self._waiters: list[EndWaiter] = []
         self._inbox = LoopInbox()
         self._executors = ExecutorTable(setup, self._inbox)
         self._status = Programs(setup.cores)

@@ -104,7 +104,8 @@ class Spec(Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown
         return self.command, self.image, self.cwd
 
     def edited(self, changes: dict[str, Any]) -> Spec:
-        """The same with other values; variables are added to its own."""
+        """The same with other values; variables are added to its own. What it once said of its group's limit is not
+        said again."""
         if unknown := changes.keys() - EDITABLE:
             name = min(unknown)
             raise InputError(
@@ -113,7 +114,7 @@ class Spec(Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown
         from dovetail.core.files.document import checked
 
         added = checked(changes.get("env", {}), dict[str, str], "env")
-        values: dict[str, Any] = msgspec.structs.asdict(self) | changes
+        values: dict[str, Any] = msgspec.structs.asdict(self) | {"parallel": None} | changes
         if "begin" in changes or "delay_s" in changes:  # one in the place of the other
             values |= {"begin": None, "delay_s": 0.0} | changes
         return checked(values | {"env": self.env | added}, Spec)

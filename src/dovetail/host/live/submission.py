@@ -18,6 +18,7 @@ from dovetail.host.live.specs import Spec
 
 _RENAMED = {"limit": "limit_s", "grace": "grace_s", "work": "work_s"}
 _EMPTY: tuple[Any, ...] = (None, "", (), [], {})
+_CAN_BE_NONE = ("name", "group", "hook")  # of which a program that had one can be rid
 
 
 class EditWords(TypedDict, total=False):
@@ -65,7 +66,8 @@ def program_spec(
 
 def changed_words(words: Mapping[str, Any]) -> dict[str, Any]:
     """The words that say something, by the daemon's names and in its units."""
-    found = {_RENAMED.get(name, name): value for name, value in words.items() if value not in _EMPTY}
+    said = {name: v for name, v in words.items() if v not in _EMPTY or (v == "" and name in _CAN_BE_NONE)}
+    found = {_RENAMED.get(name, name): value for name, value in said.items()}
     for name in ("after", "after_any"):
         if name in found:
             found[name] = [str(each) for each in checked(found[name], list[str | int], name)]

@@ -76,11 +76,11 @@ class UserRequests(ServiceState):
         if "command" in changes and len(self._book.named(job)) > 1:
             raise InputError(f"{job} is an array: its programs differ by their index only")
         asked, now, wall = [], self.now(), time.time()
-        timed = not changes.keys().isdisjoint(("begin", "delay_s"))
         for each in self._book.named(job):
             spec = self._book.specs[each].edited(changes)
             self._check(spec)
-            spec = spec.at(now, wall) if timed else spec
+            if spec.begin is not None or not changes.keys().isdisjoint(("begin", "delay_s")):
+                spec = spec.at(now, wall)  # the clock may have been set since it was submitted
             asked.append(Asked(each, "edit", facts=spec.facts(self.setup.cores)))
             self._edits[id(asked[-1])] = spec
         self._hear(asked, f"edit of {job}")
@@ -112,7 +112,7 @@ class UserRequests(ServiceState):
         """Let so many of a group run at once from now on, or all."""
         if parallel is not None and parallel < 1:
             raise InputError(f"parallel: found {parallel}, expected 1 or more")
-        self._hear([Observed("group", {"group": name, "parallel": parallel})], f"limit of {name}")
+        self._hear([Asked("", "group", facts={"group": name, "parallel": parallel})], f"limit of {name}")
 
     def ask(self, job: str, what: str, value: float | None = None) -> list[str]:
         """Let the scheduler hear a request about a program, or all of an array; returns when it is kept."""
@@ -138,7 +138,7 @@ class UserRequests(ServiceState):
         self._hear(asked, f"{what} of {job}")
         return [each.job for each in asked]
 
-    def _hear(self, asked: Sequence[Asked | Observed], what: str) -> None:
+    def _hear(self, asked: Sequence[Asked], what: str) -> None:
         """Let the scheduler hear of something; returns when that is kept."""
         with self._seen:
             self._unseen.update(map(id, asked))

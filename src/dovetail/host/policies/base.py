@@ -7,10 +7,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from math import floor
+from typing import Any
 
 from dovetail.core.errors import PolicyError
 from dovetail.host.gpus import GpuLedger
 from dovetail.host.options import HostOptions
+from dovetail.host.policies.answers import look_after
 from dovetail.host.program import WAITING, Program
 
 
@@ -123,6 +125,10 @@ class Planning:
 
     by_priority = False  # whether it goes by the programs' priorities
 
+    def __init_subclass__(cls, **given: Any) -> None:
+        super().__init_subclass__(**given)
+        look_after(cls)
+
     def order(self, view: MachineView) -> list[Program]:
         """The waiting programs in the order in which they may start."""
         raise _lacks(self, "order")
@@ -146,6 +152,10 @@ class Assignment:
     exceeds = False  # whether a program may get more cores than it asks for
     shrinks = False  # whether running programs give cores up, unless the options say otherwise
 
+    def __init_subclass__(cls, **given: Any) -> None:
+        super().__init_subclass__(**given)
+        look_after(cls)
+
     def most(self, program: Program, view: MachineView) -> int:
         """The most cores that it ever gives a program."""
         return program.asked
@@ -166,6 +176,10 @@ class Assignment:
         """The most cores that a running program keeps while waiting ones are admitted: what it has beyond is free for
         them, and goes back to it by `spread` where nobody takes it."""
         return self.most(program, view)
+
+    def lent(self, view: MachineView) -> int:
+        """The cores that running programs have beyond what they keep."""
+        return sum(max(view.widths[p.id] - view.high(p, self.keeps(p, view)), 0) for p in view.running)
 
     def spread(self, view: MachineView) -> Mapping[str, int]:
         """The cores that each running program should have; they are never more than there are."""

@@ -36,7 +36,7 @@ class Strict(Assignment):
 
     def must_start(self, program: Program, view: MachineView) -> bool:
         """Lent cores count as free."""
-        return program.asked <= view.free + sum(max(view.widths[p.id] - p.asked, 0) for p in view.running)
+        return program.asked <= view.free + self.lent(view)
 
     def must_have(self, view: MachineView) -> Mapping[str, int]:
         """All that it asked for, if all that it lacks is free; who has that, one more, if it can use one."""

@@ -82,10 +82,19 @@ def family(ancestor: int) -> list[Process]:
     return [process for pid in found if (process := read(pid)) is not None and not process.dead]
 
 
-def use(processes: Iterable[Process]) -> Usage:
+def use(processes: Iterable[Process], before_s: float = 0.0) -> Usage:
+    """What they use, beside so much processor time of those that have ended."""
     listed = list(processes)
     pids, memory = tuple(p.pid for p in listed), sum(p.memory_mib for p in listed)
-    return Usage(sum(p.cpu_s for p in listed), memory, sum(map(swapped_mib, pids)), memory, pids)
+    return Usage(before_s + sum(p.cpu_s for p in listed), memory, sum(map(swapped_mib, pids)), memory, pids)
+
+
+def ended_children_s(pid: int) -> float:
+    """The processor time of those children that a process has waited for, and of theirs."""
+    with suppress(OSError), open(f"/proc/{pid}/stat", "rb") as file:
+        words = file.read().rpartition(b")")[2].split()
+        return (int(words[13]) + int(words[14])) / _TICKS_PER_S
+    return 0.0
 
 
 def swapped_mib(pid: int) -> float:

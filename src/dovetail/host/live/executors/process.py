@@ -55,6 +55,9 @@ class _ProcessName(Struct):
     boot: str
 
 
+_NOBODY = _ProcessName(0, 0, "")
+
+
 class _RunningProcess(NamedTuple):
     """An attempt that is followed: its shim, a file that becomes readable when that ends, and its groups. The file is
     the pipe that the shim tells its outcome through, of which `told` has come already; or its pidfd, if another daemon
@@ -204,10 +207,13 @@ class ProcessExecutor:
         return claim is not None
 
     def _claim(self, launch: ProgramLaunch) -> _ProcessName | None:
+        """The shim that has an attempt; None if it was never started. Of a damaged file that cannot be told."""
         try:
             return msgspec.json.decode(_read(f"{launch.folder}/{shim.CLAIM}"), type=_ProcessName)
         except FileNotFoundError:
             return None
+        except msgspec.DecodeError:
+            return _NOBODY
 
     def find(self, launch: ProgramLaunch) -> FoundAttempt:
         if (claim := self._claim(launch)) is None:
@@ -219,7 +225,7 @@ class ProcessExecutor:
 
     def _follow(self, launch: ProgramLaunch, claim: _ProcessName) -> bool:
         """Follow the shim of an attempt, if it lives and has not told the end."""
-        if claim.boot != shim.boot_id() or os.path.exists(f"{launch.folder}/{shim.EXIT}"):
+        if claim is _NOBODY or claim.boot != shim.boot_id() or os.path.exists(f"{launch.folder}/{shim.EXIT}"):
             return False
         try:
             pidfd = os.pidfd_open(claim.pid)
@@ -266,17 +272,21 @@ class ProcessExecutor:
             del self._runs[name]
         self._files.forget(run.line)
         os.close(run.line)
-        try:
-            outcome = self._outcome(run.launch, told or b"")
-        except (OSError, msgspec.DecodeError) as error:  # its folder is gone, or damaged: others end too
-            outcome = Exit(why=f"how it ended cannot be found out: {error}")
+        outcome = self._outcome(run.launch, told or b"")
         if told and run.groups and run.groups.renewable:
             self._vacated.add(name)
             self._vacant.append(run.groups)
         self._ended(name, outcome)
 
     def _outcome(self, launch: ProgramLaunch, told: bytes = b"") -> Exit:
-        """How an attempt ended, as its shim has told or written, or if that is gone."""
+        """How an attempt ended, as far as that can be found out."""
+        try:
+            return self._found_outcome(launch, told)
+        except (OSError, msgspec.DecodeError) as error:  # its folder is gone, or damaged: others end too
+            return Exit(why=f"how it ended cannot be found out: {error}")
+
+    def _found_outcome(self, launch: ProgramLaunch, told: bytes) -> Exit:
+        """As its shim has told or written, or if that is gone."""
         folder = launch.folder
         with suppress(FileNotFoundError):
             outcome = msgspec.json.decode(told or _read(f"{folder}/{shim.EXIT}"), type=Exit)
@@ -284,8 +294,10 @@ class ProcessExecutor:
                 return outcome
             lacked = (groups := self._groups(launch)) and groups.lacked_memory()
             return msgspec.structs.replace(outcome, why=TOO_MUCH_MEMORY) if lacked else outcome
-        claim = msgspec.json.decode(_read(f"{folder}/{shim.CLAIM}"), type=_ProcessName)
-        if claim.boot != shim.boot_id():
+        claim = self._claim(launch)
+        if claim is None:
+            raise FileNotFoundError(f"{folder}/{shim.CLAIM} is gone")
+        if claim is not _NOBODY and claim.boot != shim.boot_id():
             return Exit(why="the machine was restarted while it ran")
         with suppress(FileNotFoundError):
             program = msgspec.json.decode(_read(f"{folder}/{shim.PROGRAM}"), type=_ProcessName)
@@ -355,10 +367,11 @@ class ProcessExecutor:
         which = self._runs.get(run)
         if which is None:
             return None
-        used, groups = proc.use(which.members()), which.groups
+        before_s = proc.ended_children_s(which.shim)  # first: who ends meanwhile would count twice
+        used, groups = proc.use(which.members(), before_s), which.groups
         if groups is None:
             return used
-        return msgspec.structs.replace(used, cpu_s=groups.cpu_s(), peak_mib=max(groups.peak_mib(), used.memory_mib))
+        return msgspec.structs.replace(used, peak_mib=max(groups.peak_mib(), used.memory_mib))
 
     def clean(self, launch: ProgramLaunch) -> None:
         if launch.run in self._vacated:
