@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -83,3 +85,15 @@ def test_what_means_nothing_is_refused(
     place.write_text(place.read_text().replace(old, new))
     assert main(["-m", "m"]) == 2
     assert told in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("output", "encoding"), [("/dev/full", "utf-8"), ("/dev/null", "ascii")])
+def test_an_output_that_cannot_be_written_is_told_in_a_line(folder: Path, output: str, encoding: str) -> None:
+    Path("devices.yml").write_text(DEVICES.replace("7,", "é,").replace("no]", "ü]"), encoding="utf-8")
+    command = "import os, sys; from dovetail.pipeline.compat.sched_pipeline import main; "
+    command += f"sys.stdout.reconfigure(encoding={encoding!r}); sys.exit(main(['-m', 'm']))"
+    with Path(output).open("w") as file:
+        done = subprocess.run([sys.executable, "-c", command], stdout=file, stderr=subprocess.PIPE, text=True)
+    assert done.returncode == 1
+    assert done.stderr.splitlines()[-1].startswith("error: the output cannot be written: ")
+    assert "Traceback" not in done.stderr

@@ -96,6 +96,52 @@ def test_cut_anywhere_a_model_gives_its_logits_bit_by_bit(name: str, tmp_path: P
     assert torch.equal(value, logits)
 
 
+ODD: dict[str, dict[str, Any]] = {
+    "CTRLLMHeadModel": {"model_type": "ctrl", "n_embd": 32, "n_layer": BLOCKS, "n_head": 4, "dff": 48},  # in place
+    "BertLMHeadModel": {"model_type": "bert", "is_decoder": True},  # a module without which others are gone
+    "ElectraForCausalLM": {"model_type": "electra", "is_decoder": True, "embedding_size": 16},  # projected
+    "OPTForCausalLM": {"model_type": "opt", "ffn_dim": 48, "word_embed_proj_dim": 32},  # positions are made of a mask
+    "ModernBertDecoderForCausalLM": {"model_type": "modernbert-decoder"},  # its padding may not be nobody's
+}
+
+
+@pytest.mark.parametrize("name", ODD)
+def test_whatever_a_model_does_to_its_embedding_a_part_gives_its_logits(name: str, tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(SMALL | ODD[name] | {"architectures": [name]}))
+    spec = ModelSpec(source=f"hf:{tmp_path}", seed=3)
+    chain, model = load(spec), plain(spec)
+    assert [chain.names[0], chain.names[-1]] == ["embedding", "head"]
+    value: Any = chain.inputs(2, "torch.float32", seed=4)
+    with torch.inference_mode():
+        logits = model(value)
+    for cut in range(1, BLOCKS + 2):
+        assert torch.equal(chain.part(cut + 1, BLOCKS + 2)(chain.part(1, cut)(value)), logits), cut
+
+
+def test_a_model_whose_parts_do_not_run_alone_is_traced(tmp_path: Path) -> None:
+    given = SMALL | {"model_type": "prophetnet", "architectures": ["ProphetNetForCausalLM"]}  # has no fewer blocks
+    given |= {"num_encoder_layers": 1, "num_decoder_layers": 2, "num_decoder_attention_heads": 4, "decoder_ffn_dim": 48}
+    del given["num_hidden_layers"]
+    (tmp_path / "config.json").write_text(json.dumps(given | {"is_encoder_decoder": False}))
+    with pytest.raises(InputError, match=r"cannot be cut|does not run"):
+        load(ModelSpec(source=f"hf:{tmp_path}"))
+
+
+def test_without_a_limit_on_positions_items_have_a_usual_length(tmp_path: Path) -> None:
+    given = {"model_type": "xlnet", "architectures": ["XLNetLMHeadModel"], "d_model": 16, "n_layer": 1, "n_head": 2}
+    (tmp_path / "config.json").write_text(json.dumps(given | {"d_inner": 16, "vocab_size": 31}))
+    from dovetail.pipeline.models.hugging_face import build
+
+    assert build(ModelSpec(source=f"hf:{tmp_path}")).shapes == ((512,),)  # its configuration says -1
+
+
+def test_what_a_configuration_refuses_is_told_with_the_file(tmp_path: Path) -> None:
+    given = {"model_type": "mamba", "layer_types": ["mamba"], "architectures": ["MambaForCausalLM"]}
+    (tmp_path / "config.json").write_text(json.dumps(given))
+    with pytest.raises(InputError, match=r"config\.json: .*layer_types"):
+        load(ModelSpec(source=f"hf:{tmp_path}"))
+
+
 @pytest.mark.parametrize("name", MODELS)
 def test_parts_with_caches_of_their_own_generate_what_the_model_does(name: str, tmp_path: Path) -> None:
     from transformers import DynamicCache

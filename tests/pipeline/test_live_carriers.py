@@ -105,3 +105,13 @@ def test_mistakes_are_named(on: dict[str, str], message: str) -> None:
 def test_a_journal_calls_a_device_what_it_is() -> None:
     types = [Carrier("t4", "cpu", "AMD", how).type for how in ("matched", "mapped", "emulated")]
     assert types == ["t4", "cpu, planned as t4", "t4, emulated on cpu"]
+
+
+def test_a_device_that_is_not_here_is_refused_before_anything_starts() -> None:
+    given = made(t4=["a"], cpu=["b"])
+    with pytest.raises(InputError, match=r"a: this machine has no device cuda:9 that torch can use; found cpu \(AMD"):
+        found(given, {"t4": "cuda:9", "cpu": "cpu"})
+    assert found(given, {"t4": "cuda:9", "cpu": "cpu"}, here={}) == {
+        "a": "mapped cuda:9",
+        "b": "mapped cpu",
+    }  # not known

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import pytest
 from msgspec.structs import replace
 
 from dovetail import pipeline
+from dovetail.pipeline.optimise import cheapest
 from dovetail.pipeline.plan import Infeasible
 from dovetail.pipeline.policies.sizes import best_of
 from dovetail.testing.pipeline.answers import PLANTED, faults, planted
@@ -22,6 +24,20 @@ def test_every_answer_is_the_best_there_is() -> None:
         assert not list(faults(case)), seed
         feasible += bool(Oracle(case).every)
     assert len(SAMPLE) * 0.7 < feasible < len(SAMPLE)
+
+
+def test_every_answer_is_the_best_there_is_where_prices_lead_to_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cheapest, "_SMALL", -1.0)  # small pools too are searched as large ones are
+    for seed in range(20_200, 20_240):
+        assert not list(faults(random_case(seed))), seed
+
+
+def test_hosts_at_the_ends_of_which_no_size_has_both_leave_no_plan() -> None:
+    case = random_case(1_803_928)  # one is known to batch size 8 alone, the other to 4
+    assert not list(faults(case))
+    problems = [pipeline.load(case.models, case.device_types, case.devices, batch_size=b) for b in case.batch_sizes]
+    with pytest.raises(pipeline.InfeasibleError, match="h01 has no profile of batch size 8"):
+        pipeline.plan(problems, **case.limits)
 
 
 def test_every_planted_fault_is_found() -> None:

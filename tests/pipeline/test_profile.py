@@ -154,6 +154,15 @@ def test_what_other_programs_disturb_is_marked_or_repeated(
     assert shares == []
 
 
+def test_who_keeps_cores_busy_is_told_by_what_is_idle(tmp_path: Path) -> None:
+    stat = tmp_path / "stat"  # busy time is counted in samples, which miss or meet processes that are paused in step
+    stat.write_text("cpu  99999 0 99999 50 7 0 0 3 0 0\ncpu0 1 2 3 4 5 6 7 8 9 10\n")
+    ticks = os.sysconf("SC_CLK_TCK")
+    assert _processor_s(str(stat)) == (57 / ticks, 3 / ticks)
+    cores = os.cpu_count() or 1
+    assert _processor_s("/nonexistent")[0] >= time.monotonic() * cores - cores  # nobody is known: all was idle
+
+
 def test_a_neighbour_on_the_same_core_is_noticed() -> None:
     core, of_all = min(os.sched_getaffinity(0)), BUSY / (os.cpu_count() or 1)  # it has half of one core at most
     with placed_on(cores=[core]), subprocess.Popen([sys.executable, "-c", "while True: pass"]) as neighbour:

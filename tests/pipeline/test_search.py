@@ -361,3 +361,13 @@ def test_fewest_devices_are_proven_as_far_as_the_pace_is(seed: int, monkeypatch:
     loose, surely = fewest(0.5), least.bottleneck_s * 1.5 / 1.1
     assert loose.value == exact[0.5]
     assert loose.optimal == (loose.bottleneck_s <= surely * (1 + 1e-9)) == (loose.gap == 0)
+
+
+def test_devices_are_few_where_many_chains_use_as_many() -> None:
+    """Prices tell no difference between them: with a cap on latency beams alone met none of fewer than 194 devices."""
+    limits = Constraints(latency_cap_s=1.755, max_stages=384)
+    found = plan(pool("fit", 10, 512, 256, seed=12), "devices", limits, slack=0.05, time_limit_s=60.0)
+    assert isinstance(found, Plan)
+    assert found.optimal
+    assert found.value == 183
+    assert found.latency_s <= 1.755

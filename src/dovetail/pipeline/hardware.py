@@ -130,11 +130,11 @@ class OtherPrograms:
     """How much of all cores others use from now on; `own_s` is the processor time of whoever does not count as one."""
 
     def __init__(self, own_s: float) -> None:
-        self._begin_s, self._own_s, self._busy_s = time.monotonic(), own_s, _processor_s()[0]
+        self._begin_s, self._own_s, self._idle_s = time.monotonic(), own_s, _processor_s()[0]
 
     def share(self, own_s: float) -> float:
         passed_s = max(time.monotonic() - self._begin_s, 1e-9) * (os.cpu_count() or 1)
-        others_s = _processor_s()[0] - self._busy_s - (own_s - self._own_s)
+        others_s = passed_s - (_processor_s()[0] - self._idle_s) - (own_s - self._own_s)
         return min(max(others_s / passed_s, 0.0), 1.0)
 
 
@@ -150,12 +150,16 @@ def _waits() -> Mapping[str, float]:
     return found
 
 
-def _processor_s() -> tuple[float, float]:
-    """Seconds that all cores together were busy, and of these those that a hypervisor gave to others."""
+def _processor_s(stat: str = "/proc/stat") -> tuple[float, float]:
+    """Seconds that all cores together were idle, and those that a hypervisor gave to others.
+
+    Busy time is not read: kernels count it by looking once in a while, and processes that are paused by control groups
+    begin and stop in step with that. Time without work is measured.
+    """
     try:
-        with open("/proc/stat") as file:
-            user, nice, system, _, _, irq, soft_irq, steal = map(int, file.readline().split()[1:9])
-    except (OSError, ValueError):
-        return 0.0, 0.0
+        with open(stat) as file:
+            _, _, _, idle, waiting, _, _, steal = map(int, file.readline().split()[1:9])
+    except (OSError, ValueError):  # a system that does not tell: as if nobody else were there
+        return time.monotonic() * (os.cpu_count() or 1), 0.0
     ticks = os.sysconf("SC_CLK_TCK")
-    return (user + nice + system + irq + soft_irq + steal) / ticks, steal / ticks
+    return (idle + waiting) / ticks, steal / ticks

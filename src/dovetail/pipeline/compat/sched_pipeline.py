@@ -7,8 +7,10 @@ answers fast.
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 
 from dovetail.core.errors import DovetailError
@@ -33,7 +35,16 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("ignored", nargs="*", help=argparse.SUPPRESS)  # as the older one did with what is no flag
     words = parser.parse_intermixed_args(argv)
     try:
-        return _schedule(words)
+        code = _schedule(words)
+        sys.stdout.flush()  # what goes wrong with the output must show here, not while the interpreter shuts down
+        return code
+    except (OSError, UnicodeEncodeError) as error:
+        with suppress(OSError, ValueError):  # what is still buffered has no reader, or no room
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        if isinstance(error, BrokenPipeError):
+            return 141  # as a shell reports a program that SIGPIPE ended
+        print(f"error: the output cannot be written: {getattr(error, 'strerror', error)}", file=sys.stderr)
+        return 1
     except DovetailError as error:
         print(f"error: {error}", file=sys.stderr)
         return error.exit_code

@@ -77,6 +77,9 @@ def _carrier(
     if device is not None:
         device = "cuda:0" if device == "cuda" else device
         name = here.get(device, "")
+        if here and not name:
+            there = ", ".join(f"{known} ({called})" for known, called in here.items())
+            raise InputError(f"{host}: this machine has no device {device} that torch can use; found {there}")
         fits = name and (name == measured_on or is_type(name, planned))
         return Carrier(planned, device, name, "matched" if fits else "mapped")
     for known, name in here.items():

@@ -13,6 +13,7 @@ from dovetail.pipeline.live.links import Channel, ClosedError, Inlet, Outlet
 from dovetail.pipeline.live.quantise import decode, encode
 from dovetail.pipeline.live.width import choose_bits
 from dovetail.pipeline.live.wire import Beat, Connection, Items, StageJob, Trace, Trouble, Visit, WireMessage
+from dovetail.pipeline.models.spec import one_line
 
 if TYPE_CHECKING:
     from dovetail.pipeline.live.decoding import DecodeStep
@@ -92,7 +93,7 @@ class Layout:
         except OSError as error:
             self._fail(str(error), fatal=False)
         except Exception as error:
-            self._fail(f"{type(error).__name__}: {error}", fatal=True)
+            self._fail(one_line(error), fatal=True)
 
     def _fail(self, why: str, fatal: bool) -> None:
         if not self._stopped:

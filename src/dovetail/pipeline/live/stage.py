@@ -31,7 +31,7 @@ from dovetail.pipeline.live.wire import (
     own_clock,
 )
 from dovetail.pipeline.models.load import load
-from dovetail.pipeline.models.spec import Chain
+from dovetail.pipeline.models.spec import Chain, one_line
 
 if TYPE_CHECKING:
     from dovetail.pipeline.live.decoding import DecodeStep
@@ -128,7 +128,7 @@ class StageWorker:
             except OSError as error:
                 self._reports.tell(Trouble(job.generation, f"cannot connect: {error}"))
             except Exception as error:
-                self._reports.tell(Trouble(job.generation, f"{type(error).__name__}: {error}", fatal=True))
+                self._reports.tell(Trouble(job.generation, one_line(error), fatal=True))
 
     def _next_job(self, done: StageJob | None) -> StageJob | None:
         with self._changed:

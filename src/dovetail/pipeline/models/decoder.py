@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import copy
 import inspect
+import logging
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
     from dovetail.pipeline.models.spec import Value
 
 
+_LOG = logging.getLogger("torch._subclasses.fake_tensor")
 _BACKENDS = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
 
 
@@ -51,6 +53,10 @@ class Decoder(NamedTuple):
         assert isinstance(found, nn.ModuleList)
         return found
 
+    def pass_on(self, args: Any, kwargs: Any) -> Any:
+        """What a block gives that does nothing."""
+        return args[:1] if self.wrapped else args[0]
+
     def layers(self) -> tuple[list[DecoderPart], list[str]]:
         count = len(self.blocks) + 2
         names = ["embedding", *(f"{self.path}.{i}" for i in range(count - 2)), "head"]
@@ -75,7 +81,7 @@ class DecoderPart(nn.Module):
         memo: dict[int, Any] = {id(t): t for t in (*decoder.model.parameters(), *decoder.model.buffers())}
         own = [copy.deepcopy(block, memo) for block in blocks[begin:end]]
         near = blocks[min(begin, len(blocks) - 1)]
-        inner = own or [_Standing(near, lambda args, kwargs: args[:1] if decoder.wrapped else args[0])]
+        inner = own or [_Standing(near, decoder.pass_on)]
         memo[id(blocks)] = nn.ModuleList(inner)
         self.model = copy.deepcopy(decoder.model, memo)
         at = begin if own else min(begin, len(blocks) - 1)
@@ -87,7 +93,8 @@ class DecoderPart(nn.Module):
                     module.layer_idx = index
         absent = (() if self.is_first else decoder.before) + (() if self.is_last else decoder.after)
         for name in absent:
-            self.model.set_submodule(name, _Absent())
+            if not any(name.startswith(f"{other}.") for other in absent):  # else it is gone with the module around it
+                self.model.set_submodule(name, _Absent())
         self.has_cache = bool(own)
         known = inspect.signature(self.model.forward).parameters
         self.last_logits = {"logits_to_keep": 1} if self.is_last and "logits_to_keep" in known else {}
@@ -111,7 +118,8 @@ class DecoderPart(nn.Module):
 
     def forward(self, value: torch.Tensor, cache: Any = None, **options: Any) -> Value:
         options |= {"use_cache": cache is not None, "past_key_values": cache, "return_dict": True}
-        options["input_ids" if self.is_first else "inputs_embeds"] = value
+        # What stands for embeddings is a copy: some models scale them in place.
+        options["input_ids" if self.is_first else "inputs_embeds"] = value if self.is_first else value.clone()
         self._entering = value
         try:
             with _attention(value.device):
@@ -158,10 +166,11 @@ def _leave(module: nn.Module, args: Any, out: Any) -> None:
 
 
 class _Absent(nn.Module):
-    """In the place of a module with weights that another part holds: what is made of it is not used here."""
+    """In the place of a module with weights that another part holds: of what is made of it only the shape is used."""
 
     def forward(self, *args: Any, **kwargs: Any) -> torch.Tensor:
-        return torch.zeros(())
+        hidden = args[0] if args else None
+        return hidden if isinstance(hidden, torch.Tensor) and hidden.dim() > 2 else torch.zeros(())
 
 
 class _Standing(nn.Module):
@@ -200,11 +209,17 @@ def find_decoder(model: Any) -> Decoder:
         raise UncuttableError("it has no list of blocks")
     path = min(lists, key=lambda name: name.count("."))
     last: UncuttableError | None = None
-    for wrapped in (False, True):  # a block may give a tensor, or a tuple that begins with it
-        try:
-            return Decoder(model, path, wrapped, *_probe(model, path, wrapped))
-        except UncuttableError as error:
-            last = last or error
+    _LOG.disabled, before = True, _LOG.disabled  # what fails without data is no error of the user's
+    try:
+        for wrapped in (False, True):  # a block may give a tensor, or a tuple that begins with it
+            try:
+                found = Decoder(model, path, wrapped, *_probe(model, path, wrapped))
+                _try_parts(found)
+                return found
+            except UncuttableError as error:
+                last = last or error
+    finally:
+        _LOG.disabled = before
     assert last is not None
     raise last
 
@@ -252,8 +267,7 @@ def _probe(model: Any, path: str, wrapped: bool) -> tuple[tuple[str, ...], tuple
     blocks = model.get_submodule(path)
     origins, fake = _Origins(), FakeTensorMode()
     with fake:
-        memo: dict[int, Any] = {id(t): torch.empty(t.shape, dtype=t.dtype) for t in model.buffers()}
-        memo |= {id(t): nn.Parameter(torch.empty(t.shape), requires_grad=False) for t in model.parameters()}
+        memo = _without_data(model)
         ids = torch.zeros(2, 3, dtype=torch.int64)
     given: list[torch.Tensor] = []
 
@@ -269,7 +283,7 @@ def _probe(model: Any, path: str, wrapped: bool) -> tuple[tuple[str, ...], tuple
 
     memo[id(blocks)] = nn.ModuleList(_Standing(block, take) for block in blocks)
     standing = copy.deepcopy(model, memo)
-    standing.config.pad_token_id = None  # or the model would look for padding in the ids
+    vars(standing.config)["pad_token_id"] = None  # or the model would look for padding in the ids
     called: dict[str, bool] = {}
 
     def note(name: str, module: nn.Module, args: Any) -> None:
@@ -294,6 +308,27 @@ def _probe(model: Any, path: str, wrapped: bool) -> tuple[tuple[str, ...], tuple
     if after != {len(blocks) - 1}:
         raise UncuttableError("what follows its blocks takes more than the last one's values")
     return tuple(n for n, late in called.items() if not late), tuple(n for n, late in called.items() if late)
+
+
+def _without_data(model: Any) -> dict[int, Any]:
+    """For a copy of a model, in a mode of tensors without data: such ones in the place of its own."""
+    memo: dict[int, Any] = {id(t): torch.empty(t.shape, dtype=t.dtype) for t in model.buffers()}
+    return memo | {id(t): nn.Parameter(torch.empty(t.shape), requires_grad=False) for t in model.parameters()}
+
+
+def _try_parts(decoder: Decoder) -> None:
+    """Run the first, the second and the last layer alone on tensors without data: what a model's code does around its
+    blocks, which do nothing here, must bear that the other layers are not there."""
+    with FakeTensorMode(), torch.no_grad():
+        memo = _without_data(decoder.model)
+        memo[id(decoder.blocks)] = nn.ModuleList(_Standing(block, decoder.pass_on) for block in decoder.blocks)
+        hollow = decoder._replace(model=copy.deepcopy(decoder.model, memo))
+        value: Value = torch.zeros(2, 3, dtype=torch.int64)
+        for layer in (1, 2, len(hollow.blocks) + 2):
+            try:
+                value = DecoderPart(hollow, layer, layer).eval()(value)
+            except Exception as error:
+                raise UncuttableError(f"its layer {layer} does not run without the others: {error}") from error
 
 
 def _check_extras(origins: _Origins, number: int, args: Any, kwargs: dict[str, Any]) -> None:

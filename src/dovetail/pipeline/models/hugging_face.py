@@ -104,7 +104,7 @@ def _input(path: Path, name: str, config: Any) -> tuple[int, ...]:
         raise InputError(f"{path}: the input {name!r} is not known here; expected token ids, pixels or sound")
     text = config.get_text_config()
     longest = getattr(text, "max_target_positions", None) or getattr(text, "max_position_embeddings", None)
-    return (min(longest or _LONGEST, _LONGEST),)
+    return (min(longest, _LONGEST) if longest and longest > 0 else _LONGEST,)  # -1 is no limit
 
 
 def _config(transformers: Any, path: Path, changes: dict[str, Any]) -> Any:
@@ -124,7 +124,7 @@ def _config(transformers: Any, path: Path, changes: dict[str, Any]) -> Any:
     try:
         # A cache of keys and values is state that does not travel from layer to layer.
         return transformers.AutoConfig.for_model(kind, **(given | {"use_cache": False} | changes))
-    except (ValueError, TypeError) as error:
+    except Exception as error:  # whatever a configuration's own code finds wrong
         raise InputError(f"{file}: {one_line(error)}") from error
 
 

@@ -123,7 +123,7 @@ class CheapestChain:
             allowed.improve(self._clock, rounds, BROKEN, inf)
             self._break(allowed.kept[0])
             if allowed.best is not None:
-                self._offer(allowed.best[1], self.chains.figures(allowed.best[1])[0])
+                self.offer(allowed.best[1], self.chains.figures(allowed.best[1])[0])
         self._guide()
         return self.answer
 
@@ -136,8 +136,8 @@ class CheapestChain:
         if found is None and not scarcity.broken:
             found = scarcity.beam(self._clock, WIDTH).chain
         if found is not None:
-            self._offer(found, self.chains.figures(found)[0])
-            self._raise(self.answer.bound)
+            self.offer(found, self.chains.figures(found)[0])
+            self.prove(self.answer.bound)
 
     def beam(self, width: float) -> BoundedChain:
         """Labels in a beam of this width."""
@@ -147,20 +147,22 @@ class CheapestChain:
         room = int(min(width, 1e9))
         found = Labels(self.chains, guides, self._clock).beam(self.answer.value, room, self._first)
         if found.chain is not None:
-            self._offer(found.chain, found.value)
-        self._raise(min(found.lost, self.answer.value))
+            self.offer(found.chain, found.value)
+        self.prove(min(found.lost, self.answer.value))
         return self.answer
 
     def _learn(self, prices: ResourcePrices) -> None:
         if prices.best is not None:
-            self._offer(prices.best[1], prices.best[0])
-        self._raise(prices.bound)
+            self.offer(prices.best[1], prices.best[0])
+        self.prove(prices.bound)
 
-    def _offer(self, chain: Stages, value: float) -> None:
+    def offer(self, chain: Stages, value: float) -> None:
+        """A chain and its cost."""
         if value < self.answer.value:
             self.answer = self.answer._replace(stages=chain, value=value)
 
-    def _raise(self, bound: float) -> None:
+    def prove(self, bound: float) -> None:
+        """No chain costs less."""
         if self.chains.whole and bound < inf:
             bound = float(np.ceil(bound - 1e-6)) if bound > -inf else bound
         if bound >= self.chains.below(self.answer.value):

@@ -67,8 +67,15 @@ class _Packed:
                 self.step[o, word] += np.uint64(option.devices << at)
 
     def within(self, small: _Words, large: _Words) -> Bools:
-        """Whether each vector is nowhere above the other; words are the last axis."""
-        return _every(((large | self._guard) - small) & self._guard == self._guard)
+        """Whether each vector is nowhere above the other; words are the last axis, and compared one after another."""
+        found: Bools | None = None
+        for word, guard in enumerate(self._guard):
+            left = (large[..., word] | guard) - small[..., word]
+            left &= guard
+            same: Bools = left == guard
+            found = same if found is None else np.logical_and(found, same, out=found)
+        assert found is not None
+        return found
 
 
 class _Labels(NamedTuple):
@@ -175,27 +182,32 @@ class Labels:
             order = order[: 3 * width]
         labels, score = labels.take(order), score[order]
         kept = np.zeros(0, dtype=np.int64)
+        more = self._more(j)
         for low in range(0, len(score), _BLOCK):
             if len(kept) >= width:
                 self._lost = min(self._lost, float(score[low]))
                 break
             block = np.arange(low, min(low + _BLOCK, len(score)))
             if len(kept):
-                block = block[~self._dominated(labels.take(kept), labels.take(block), j).any(axis=0)]
-            within = np.triu(self._dominated(labels.take(block), labels.take(block), j), 1)
+                block = block[~self._dominated(labels.take(kept), labels.take(block), more).any(axis=0)]
+            within = np.triu(self._dominated(labels.take(block), labels.take(block), more), 1)
             kept = np.concatenate([kept, block[~within.any(axis=0)]])
         if len(kept) > width:
             self._lost = min(self._lost, float(score[kept[width]]))
         return labels.take(kept[:width])
 
-    def _dominated(self, these: _Labels, others: _Labels, j: int) -> Bools:
-        """Whether each of these is at least as good as each of the others, whatever comes next."""
+    def _more(self, j: int) -> tuple[Floats, Floats | None]:
+        """At most how much more it costs, and takes of the cap, to go on from one option than from another."""
         link, capped = self._chains.link[j], self._chains.capped
-        found = self._pack.within(these.words[:, None], others.words[None, :])
-        found &= these.cost[:, None] + _more(link)[these.option[:, None], others.option] <= others.cost
+        return _more(link), None if capped is None else _more(np.where(np.isfinite(link), capped.link[j], inf))
+
+    def _dominated(self, these: _Labels, others: _Labels, more: tuple[Floats, Floats | None]) -> Bools:
+        """Whether each of these is at least as good as each of the others, whatever comes next."""
+        cost, capped = more
+        found: Bools = these.cost[:, None] <= (others.cost - cost[:, others.option])[these.option]
         if capped is not None:
-            more = _more(np.where(np.isfinite(link), capped.link[j], inf))
-            found &= these.capped[:, None] + more[these.option[:, None], others.option] <= others.capped
+            found &= these.capped[:, None] <= (others.capped - capped[:, others.option])[these.option]
+        found &= self._pack.within(these.words[:, None], others.words[None, :])
         return found
 
     def _start(self, labels: _Labels | None, j: int) -> list[_Labels]:

@@ -11,6 +11,7 @@ from math import inf
 from dovetail.pipeline.optimise.cheapest import BoundedChain, CheapestChain
 from dovetail.pipeline.optimise.clock import SearchClock
 from dovetail.pipeline.optimise.costs import Costs
+from dovetail.pipeline.optimise.fewest import FewestDevices
 from dovetail.pipeline.optimise.furthest import Prober, least_bottleneck
 from dovetail.pipeline.optimise.intervals import Intervals
 from dovetail.pipeline.optimise.paces import LeastPace
@@ -110,9 +111,6 @@ class Search:
         return found
 
     def _few(self, least: BoundedChain, slack: float) -> BoundedChain:
-        """The fewest devices within a slack of a pace; that pace's own chain if no other is found in time."""
+        """The fewest devices within a slack of a pace; that pace's own chain if none with fewer is found in time."""
         assert least.stages is not None
-        found = self.least("devices", least.value * (1 + slack) * (1 + 5e-10))
-        if found.stages is not None:
-            return found
-        return BoundedChain(least.stages, float(sum(option.devices for option, _, _ in least.stages)), found.bound)
+        return FewestDevices(self.costs, self.clock, least.value * (1 + slack) * (1 + 5e-10), least.stages).run()

@@ -8,8 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from math import inf
+from operator import index
 from typing import Any, Literal, get_args
 
+import msgspec
 from msgspec import Struct
 from msgspec.structs import replace
 
@@ -172,7 +174,13 @@ def plan_by(
     """The plan of a method for comparison, with its options as text or values."""
     asked = constraints or Constraints()
     if not isinstance(method, str):
-        return _from_stages(pipeline, method(pipeline, **options), _name(method), asked)
+        try:
+            found = method(pipeline, **options)
+        except DovetailError:
+            raise
+        except (Exception, SystemExit) as error:
+            raise PolicyError(f"method {_name(method)} failed: {type(error).__name__}: {error}") from error
+        return _from_stages(pipeline, found, _name(method), asked)
     given = renamed(options) if method == "auction" else dict(options)
     if isinstance(given.get("order"), str):
         given["order"] = given["order"].split(",")
@@ -182,7 +190,13 @@ def plan_by(
 
 def _from_stages(pipeline: Pipeline, found: Any, name: str, constraints: Constraints) -> Plan | Infeasible:
     """What a method gave, as a plan that keeps the constraints; stages are a host, its first and its last layer."""
-    plan = found if isinstance(found, Plan | Infeasible) else _finished(pipeline, found, name, constraints)
+    if isinstance(found, Plan | Infeasible):
+        try:
+            plan = msgspec.convert(msgspec.to_builtins(found), type(found))
+        except (TypeError, ValueError) as error:
+            raise InputError(f"method {name}: the plan that it gives is none: {error}") from None
+    else:
+        plan = _finished(pipeline, found, name, constraints)
     if isinstance(plan, Infeasible):
         return plan
     made: Plan = replace(plan, problem=pipeline, constraints=constraints)
@@ -201,7 +215,7 @@ def _finished(pipeline: Pipeline, found: Any, name: str, constraints: Constraint
     for stage in found if isinstance(found, list | tuple) else [found]:
         try:
             host, first, last = stage
-            k = hosts.index(host)
+            k, first, last = hosts.index(host), index(first), index(last)
         except (TypeError, ValueError):
             expected = f"a host of {', '.join(hosts)} with its first and last layer"
             raise InputError(f"method {name}: expected a plan, or stages: {expected}; found {stage!r}") from None

@@ -33,7 +33,7 @@ def plan_sizes(
 
     A batch is as many items at every size: `microbatches` of the largest one. Fewest devices are those within the slack
     of the best throughput that any size has. Sizes without a pinned host, or of whose spending nothing is known, have
-    no plan, unless that is so of all.
+    no plan; if no size has the host, or anything to spend, that is an error.
     """
 
     def ask(
@@ -46,8 +46,9 @@ def plan_sizes(
     largest = max(p.batch_size for p in problems)
     if len(problems) == 1:
         return [ask(problems[0], time_limit_s)]
-    unusable = {i: reason for i, p in enumerate(problems) if (reason := _unusable(p, objective, constraints))}
-    if len(unusable) == len(problems):
+    missing = [_missing(p, objective, constraints) for p in problems]
+    unusable = {i: next(iter(reasons.values())) for i, reasons in enumerate(missing) if reasons}
+    if set.intersection(*map(set, missing)):  # what no size has was asked for in error, which is told
         unusable = {}
     able = {i: p for i, p in enumerate(problems) if i not in unusable}
     if objective == "devices":
@@ -80,15 +81,14 @@ def _in_turn(
     return tried
 
 
-def _unusable(p: Pipeline, objective: Objective, constraints: Constraints) -> str:
-    """Why a size cannot be planned for, where others may."""
-    for host in constraints.pinned:
-        if host not in p.hosts:
-            return f"{host} has no profile of batch size {p.batch_size}"
+def _missing(p: Pipeline, objective: Objective, constraints: Constraints) -> dict[str, str]:
+    """What a size lacks that others may have, and why it cannot be planned for without."""
+    size = f"profile of batch size {p.batch_size}"
+    reasons = {host: f"{host} has no {size}" for host in constraints.pinned if host not in p.hosts}
     keys = _SPENT.get(objective, ())
     if keys and not any(getattr(c, key) for c in p.classes for key in keys):
-        return f"no device with a profile of batch size {p.batch_size} has {' or '.join(keys)}"
-    return ""
+        reasons[objective] = f"no device with a {size} has {' or '.join(keys)}"
+    return reasons
 
 
 def _fewest(
