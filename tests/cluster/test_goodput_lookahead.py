@@ -51,6 +51,18 @@ def test_a_change_must_pay_over_the_work_that_is_left() -> None:
     assert given(make("goodput_lookahead", {"caution": 0}).allocate(short))[0][1] > 2
 
 
+def test_a_change_must_pay_while_it_lasts() -> None:
+    """However much a job has left, two hours of restart are too dear beside jobs that will soon be gone."""
+    for steps_left in (1e7, 1e9):
+        widths = {}
+        for others, restart_s in ((0, 7200.0), (4, 7200.0), (4, 60.0)):
+            case = asked(steps_left=20.0, restart_s=restart_s, jobs=1 + others)
+            case.steps_left[0], case.counts = steps_left, np.array([16, 0])
+            widths[others, restart_s] = given(make("goodput_lookahead").allocate(case))[0][1]
+        assert widths[4, 7200.0] == 2
+        assert min(widths[0, 7200.0], widths[4, 60.0]) > 2
+
+
 def test_a_price_keeps_jobs_narrow() -> None:
     case = asked(steps_left=1e5, restart_s=0.0)
     widths = [given(make("goodput_lookahead", {"price": price}).allocate(case))[0][1] for price in (0.0, 0.1, 10.0)]

@@ -436,6 +436,40 @@ def test_a_policy_that_is_not_elastic_must_not_change_widths(make_setup: Make) -
         run(make_setup([Job(id=0, model="A", steps=40)]), policy)
 
 
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"share": np.array([["1", "0"]])}, "share holds <U1, expected numbers"),
+        ({"share": np.array([[1, None]])}, "share holds object, expected numbers"),
+        ({"kind": np.array([2.0])}, "kind holds float64, expected whole numbers"),
+        ({"kind": np.array([], dtype=int)}, r"kind is \(0,\), expected \(1,\)"),
+        ({"pairs": np.array(5)}, r"pairs is \(\), expected \(1, 2\)"),
+        ({"pairs": np.array([[0.0, 1.0]])}, "pairs holds float64, expected whole numbers"),
+        ({"pairs": np.array([[0, 1, 2]]), "pair_share": np.ones((1, 2))}, r"pairs is \(1, 3\), expected \(1, 2\)"),
+    ],
+)
+def test_an_allocation_of_the_wrong_kind_is_refused_in_words(
+    make_setup: Make, given: dict[str, Any], message: str
+) -> None:
+    class Odd(Widen):
+        def allocate(self, problem: Problem) -> Allocation:
+            return replace(super().allocate(problem), **given)
+
+    with pytest.raises(DovetailError, match=f"cannot be carried out: {message}"):
+        run(make_setup([Job(id=0, model="A", steps=40)]), Odd({0: [1, 0]}))
+
+
+@pytest.mark.parametrize("of", ["counts", "prices", "ids", "kind", "rates", "width", "weight"])
+def test_a_policy_cannot_change_what_it_is_shown(make_setup: Make, of: str) -> None:
+    class Cheat(Table):
+        def allocate(self, problem: Problem) -> Allocation:
+            getattr(problem, of)[:] = 100
+            return super().allocate(problem)
+
+    with pytest.raises(DovetailError, match=r"allocate failed: ValueError: .*read-only"):
+        run(make_setup([Job(id=0, model="A", steps=40)]), Cheat({0: [1, 0]}))
+
+
 def test_rounds_must_be_longer_than_restarts() -> None:
     with pytest.raises(InputError, match="a restart of 10 s in rounds of 5 s"):
         RoundRules(round_s=5.0)
@@ -446,10 +480,11 @@ def test_rounds_must_be_longer_than_restarts() -> None:
     [
         (InputError("it cannot"), "^it cannot"),
         (ZeroDivisionError("no"), "policy mine: allocate failed: ZeroDivisionErr"),
+        (SystemExit(0), "policy mine: allocate failed: SystemExit: 0"),
     ],
 )
 def test_a_policy_that_fails_is_named_and_leaves_no_half_of_a_journal(
-    make_setup: Make, tmp_path: Path, error: Exception, message: str
+    make_setup: Make, tmp_path: Path, error: BaseException, message: str
 ) -> None:
     class Broken(Table):
         def allocate(self, problem: Problem) -> Allocation:

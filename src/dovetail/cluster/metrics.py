@@ -245,7 +245,7 @@ class ClusterMetrics:
         held = seconds * self._widths[self._jobs["runs_as"][ids]]
         paired, types = np.asarray(columns["beside"]) >= 0, len(self._types)
         charged = held
-        if np.count_nonzero(paired):
+        if paired.any():
             charged = np.where(paired, held * self._pair_charge, held)
             held = np.where(paired, held * 0.5, held)
         self._busy += np.bincount(on, held, minlength=types)

@@ -47,7 +47,7 @@ class TimedPolicy:
             found = self._policy.allocate(problem)
         except DovetailError:
             raise
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             raise DovetailError(f"policy {self.name}: allocate failed: {type(error).__name__}: {error}") from error
         self.cpu_s += process_time() - before
         return found

@@ -126,17 +126,10 @@ class Allocation:
 
     def fault(self, problem: Problem) -> str:
         """What makes it no answer to this problem; nothing if it is one."""
-        types = len(problem.types)
-        for name in ("share", "pairs", "pair_share", *(() if self.kind is None else ("kind",))):
-            if not isinstance(found := getattr(self, name), np.ndarray):
-                return f"{name} is a {type(found).__name__}, expected an array"
-        for name, share, rows in (
-            ("share", self.share, problem.jobs),
-            ("pair_share", self.pair_share, len(self.pairs)),
-        ):
-            if rows and share.shape != (rows, types):
-                return f"{name} is {share.shape}, expected {(rows, types)}"
-            if rows and not (share.min() >= -_ROUNDING and share.max() <= 1 + _ABOVE):
+        if fault := self._not_arrays(problem.jobs, len(problem.types)):
+            return fault
+        for name, share in (("share", self.share), ("pair_share", self.pair_share)):
+            if share.size and not (share.min() >= -_ROUNDING and share.max() <= 1 + _ABOVE):
                 return f"{name} holds a value that is no share of time, which is 0 to 1"
         if self.kind is not None:
             may = problem.kind[:, None] if problem.scaled is None else problem.scaled[problem.kind]
@@ -151,6 +144,26 @@ class Allocation:
             return "pairs holds positions that are no two jobs, the first one smaller"
         if (problem.width[first] != problem.width[second]).any():
             return "pairs holds jobs of different width"
+        return ""
+
+    def _not_arrays(self, jobs: int, types: int) -> str:
+        """Which of the arrays is none, or has not the shape or the numbers that it must have."""
+        pairs = len(np.atleast_1d(self.pairs)) if isinstance(self.pairs, np.ndarray) else 0
+        for name, shape, numbers in (
+            ("share", (jobs, types), "biuf"),
+            ("pairs", (pairs, 2), "iu"),
+            ("pair_share", (pairs, types), "biuf"),
+            ("kind", (jobs,), "iu"),
+        ):
+            found = getattr(self, name)
+            if found is None and name == "kind":
+                continue
+            if not isinstance(found, np.ndarray):
+                return f"{name} is a {type(found).__name__}, expected an array"
+            if shape[0] and found.shape != shape:
+                return f"{name} is {found.shape}, expected {shape}"
+            if shape[0] and found.dtype.kind not in numbers:
+                return f"{name} holds {found.dtype}, expected {'numbers' if 'f' in numbers else 'whole numbers'}"
         return ""
 
     def throughput(self, problem: Problem) -> Floats:

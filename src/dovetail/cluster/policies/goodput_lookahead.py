@@ -1,4 +1,4 @@
-"""Goodput with look-ahead: is a change worth its restart over all that a job still has to do?"""
+"""Goodput with look-ahead: is a change worth its restart while it lasts?"""
 
 from __future__ import annotations
 
@@ -23,14 +23,17 @@ _NEARLY = 0.9  # of the P99 of all stays: they will
 _LONG = 2.0  # times the mean: less is not long
 _HOPE = 1.5  # times as fast as believed is what these expect of widths that nobody had yet on a type
 _UNSEEN = 2.0  # times the noise that was seen is what larger batches are believed to see
+_LASTS_S = 2400.0  # at least so long is a configuration believed to last, and so to pay for its restart
 _MORE_POINTS = 1.2  # times as many as at the last fit: time for another
 
 
 @policy("goodput_lookahead", level="cluster")
 class GoodputLookahead:
-    """Every job has one configuration, so that the sum of powers of times to the end is least; a change adds `caution`
-    times the restart that it costs. Times are over the least accelerator time that a job could do with, and `price` is
-    what more of that costs: jobs grow only while it pays.
+    """Every job has one configuration, so that the sum of powers of times to the end is least; a change, or a start,
+    adds `caution` times the restart that it costs, as many times as such a span goes into what the job has left, once
+    at least: the time that half of the jobs have left at most, but no less than 40 minutes; then others have come and
+    gone. Times are over the least accelerator time that a job could do with,
+    and `price` is what more of that costs: jobs grow only while it pays.
 
     The time to the end is known from the epochs that are left and from goodput. Goodput is fitted to what all jobs of
     an application have seen so far, not each job alone; so a new job may at once be as wide as others were, or twice.
@@ -83,7 +86,11 @@ class GoodputLookahead:
         soon = longest & (np.min(seconds * ways.width, axis=1, initial=np.inf) <= _SOON_S)
         seconds = np.where(new & (longest & ~large)[:, None], seconds / _HOPE, seconds)
         say = np.where(large, np.where(soon, say, 1.0), np.where(longest, _LONGEST * say, say))[:, None]
-        seconds += np.where(np.arange(len(ways.on)) == now[:, None], 0.0, self._caution * restart_s[:, None])
+        left_s = np.min(seconds, axis=1, initial=np.inf)
+        lasts_s = max(_LASTS_S, float(np.median(left_s[np.isfinite(left_s)]))) if runs.any() else _LASTS_S
+        restarts = np.maximum(np.where(runs, seconds, 0.0) / lasts_s, 1.0)  # who has long to go will change again
+        pause_s = self._caution * restart_s[:, None] * restarts
+        seconds += np.where(np.arange(len(ways.on)) == now[:, None], 0.0, pause_s)
         used_s = np.where(runs, seconds * ways.width, 0.0)  # of accelerators
         least_s = np.min(used_s, axis=1, initial=np.inf, where=runs)
         wastes = used_s / np.maximum(least_s, 1e-9)[:, None]

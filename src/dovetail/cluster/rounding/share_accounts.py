@@ -299,9 +299,7 @@ class ShareAccounts:
     def problem(self, now: float) -> Problem:
         """What the policy sees."""
         jobs, left = self.jobs, self.jobs.left(now)
-        return Problem(
-            now_s=now,
-            types=self.types,
+        shown = _to_read(
             counts=self.counts,
             prices=self.prices,
             ids=jobs.id,
@@ -309,15 +307,20 @@ class ShareAccounts:
             rates=self.rates,
             width=jobs.width,
             weight=jobs.weight,
-            steps_left=np.maximum(left, self._least_left[jobs.kind]),
-            age_s=now - jobs.arrival_s,
-            deadline_s=jobs.due_s - now,
             entity=jobs.entity if self._entities else None,
             entity_weight=self._entity_weight,
-            entities=self._entities,
             pair_rates=self.seen_pair_rates,
             scaled=self._scaled,
             kind_width=self.kind_width if self.elastic else None,
+        )
+        return Problem(
+            now_s=now,
+            types=self.types,
+            **shown,
+            steps_left=np.maximum(left, self._least_left[jobs.kind]),
+            age_s=now - jobs.arrival_s,
+            deadline_s=jobs.due_s - now,
+            entities=self._entities,
             adaptive=None
             if self.phases is None
             else self.phases.columns(jobs.id, jobs.kind, self._pauses(now), self.elastic),
@@ -327,6 +330,16 @@ class ShareAccounts:
     def _pauses(self, now: float) -> Floats:
         """Seconds until running jobs work that are in the middle of a restart."""
         return np.where(self.jobs.on >= 0, np.maximum(self.jobs.ready_s - now, 0.0), 0.0)
+
+
+def _to_read(**arrays: NDArray[Any] | None) -> dict[str, Any]:
+    """The same numbers for a policy, which cannot write them."""
+    shown: dict[str, Any] = {}
+    for name, array in arrays.items():
+        shown[name] = array if array is None else array.view()
+        if array is not None:
+            shown[name].flags.writeable = False
+    return shown
 
 
 def scaled_kinds(kinds: Sequence[tuple[str, int]]) -> Ints:
