@@ -6,7 +6,7 @@ import hashlib
 import os
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from math import inf
 from pathlib import Path
 from typing import Any
@@ -22,7 +22,7 @@ from dovetail.core.resources import Pool
 from dovetail.core.tasks import Task, TaskGraph
 from dovetail.testing.workflow.random_workloads import policies_for, random_case, read_case, run_case
 from dovetail.workflow.inputs.costs import CostRules, ModelCost
-from dovetail.workflow.policies.base import Place, Wait, WorkflowPolicy
+from dovetail.workflow.policies.base import ListPolicy, Place, Wait, WorkflowPolicy
 from dovetail.workflow.policies.ready import ReadyNode
 from dovetail.workflow.policies.view import View
 from dovetail.workflow.problem import load
@@ -296,6 +296,52 @@ def test_a_node_cannot_be_chosen_twice() -> None:
     bench = Bench(gpus=2, policy=Scripted("first", "again"))
     with pytest.raises(PolicyError, match=r"\[0.00s\] the policy chose r1/a twice"):
         bench(0.0, Arrived("r1", "one", (1.0,)), Arrived("r2", "one", (1.0,)))
+
+
+class Answers(WorkflowPolicy):
+    """Gives what it is told to give, or does it, when it is asked for the next start."""
+
+    def __init__(self, answer: Callable[[ReadyNode], Any]) -> None:
+        self.answer = answer
+
+    def choose(self, view: View) -> Any:
+        return self.answer(next(iter(view.queues.values())).head)
+
+
+def give_up(*_: object) -> None:
+    raise SystemExit(0)
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        lambda node: Place(None, (0,), "nobody"),  # type: ignore[arg-type]
+        lambda node: Place("r/a", (0,), "its name"),  # type: ignore[arg-type]
+        lambda node: Wait("soon"),  # type: ignore[arg-type]
+        lambda node: (node, (0,), "no Place"),
+        lambda node: True,
+    ],
+)
+def test_an_answer_that_is_none_is_refused_by_name(answer: Callable[[ReadyNode], Any]) -> None:
+    with pytest.raises(PolicyError, match=r"\[0.00s\] .*Answers.choose gave .*, expected Place of a node"):
+        Bench(policy=Answers(answer))(0.0, Arrived("r", "one", (1.0,)))
+
+
+@pytest.mark.parametrize(("attribute", "value"), [("size", 0.001), ("width", 2), ("model", "sd"), ("name", "b")])
+def test_a_node_that_the_policy_changed_is_not_started(attribute: str, value: Any) -> None:
+    def cheat(node: ReadyNode) -> Place:
+        setattr(node, attribute, value)
+        return Place(node, tuple(range(node.width)), "cheaper now")
+
+    with pytest.raises(PolicyError, match=r"the policy changed r/. .*, which it may read and never change"):
+        Bench(gpus=2, policy=Answers(cheat))(0.0, Arrived("r", "one", (1.0,)))
+
+
+@pytest.mark.parametrize("method", ["begin", "rank", "choose", "preload", "refuse"])
+def test_a_policy_that_fails_is_named_whatever_it_was_asked(method: str) -> None:
+    policy = type("Failing", (ListPolicy,), {method: give_up})()
+    with pytest.raises(PolicyError, match=rf"\[0.00s\] .*Failing.{method} failed: SystemExit: 0"):
+        Bench(gpus=2, policy=policy)(0.0, Arrived("r", "one", (1.0,)))
 
 
 def test_a_policy_that_waits_is_woken_once() -> None:

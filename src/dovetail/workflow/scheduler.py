@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from itertools import count
 from math import inf
+from typing import Any
 
 from dovetail.core.errors import DovetailError, PolicyError
 from dovetail.core.events import (
@@ -31,7 +32,7 @@ from dovetail.workflow.choices import DEFAULT_LOST_RETRIES
 from dovetail.workflow.gpus.learning import Learning
 from dovetail.workflow.gpus.sharing import TOKENS
 from dovetail.workflow.inputs.gpus_over_time import GpusOverTime
-from dovetail.workflow.policies.base import Place, Wait, WorkflowPolicy
+from dovetail.workflow.policies.base import Place, Wait, WorkflowPolicy, is_wait
 from dovetail.workflow.policies.preloading import Preloading
 from dovetail.workflow.policies.ready import OpenRequest, ReadyNode, Window, tokens_of_node
 from dovetail.workflow.policies.view import View
@@ -88,7 +89,7 @@ class WorkflowScheduler:
             self._begun = True
             if self._capacity is not None:
                 self._capacity.follow(now, out)
-            self._policy.begin(self.view)
+            self._tell("begin", self.view)
         changed = resized = False
         for stimulus in stimuli:
             if isinstance(stimulus, Observed | Settled | Added):  # what is only seen changes nothing
@@ -108,7 +109,7 @@ class WorkflowScheduler:
         if self._capacity is not None:
             resized = self._capacity.follow(now, out) or resized
         if resized:
-            self._policy.resized(self.view)
+            self._tell("resized", self.view)
         if resized or changed:
             if self.learning is not None:
                 self.view.look_again()
@@ -243,7 +244,7 @@ class WorkflowScheduler:
     def _learned(self, model: str | None) -> None:
         if model is not None:
             self.view.learned(model)
-            self._policy.learned(model, self.view)
+            self._tell("learned", model, self.view)
 
     def _release(self, key: tuple[str, str], window: Window) -> None:
         if self._tenants is not None:
@@ -261,7 +262,7 @@ class WorkflowScheduler:
 
     def _ready(self, node: ReadyNode, now: float, out: list[Instruction]) -> None:
         view = self.view
-        if self._refuses and (why := self._policy.refuse(node, view)) is not None:
+        if self._refuses and (why := self._tell("refuse", node, view)) is not None:
             if not isinstance(why, str):
                 raise PolicyError(f"[{now:.2f}s] {self._name('refuse')} gave {why!r}, expected a reason or None")
             self._reject(node.request, why, out)
@@ -277,7 +278,7 @@ class WorkflowScheduler:
     def _enqueue(self, node: ReadyNode) -> None:
         try:
             node.rank = self._policy.rank(node, self.view)
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             raise self._mistake("rank", error) from error
         self.view.enqueue(node)
 
@@ -328,17 +329,36 @@ class WorkflowScheduler:
             return None
         try:
             choice = self._choose(self.view)
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             raise self._mistake("choose", error) from error
-        if choice is not None and not isinstance(choice, Place | Wait):
-            raise PolicyError(f"policy {type(self._policy).__name__} chose {choice!r}, not Place, Wait or None")
-        return choice
+        if isinstance(choice, Place) and type(choice.node) is ReadyNode:
+            return choice
+        if choice is None or is_wait(choice):
+            return choice
+        expected = "Place of a node that is ready, Wait for a time in seconds, or None"
+        raise PolicyError(f"[{self.view.now:.2f}s] {self._name('choose')} gave {choice!r}, expected {expected}")
 
-    def _mistake(self, method: str, error: Exception) -> PolicyError:
+    def _tell(self, method: str, *given: Any) -> Any:
+        """What a policy answers that is asked more rarely."""
+        try:
+            return getattr(self._policy, method)(*given)
+        except DovetailError:
+            raise
+        except (Exception, SystemExit) as error:
+            raise self._mistake(method, error) from error
+
+    def _mistake(self, method: str, error: BaseException) -> PolicyError:
         return PolicyError(f"[{self.view.now:.2f}s] {self._name(method)} failed: {type(error).__name__}: {error}")
 
     def _name(self, method: str) -> str:
         return f"{type(self._policy).__module__}.{type(self._policy).__qualname__}.{method}"
+
+    def _refuse_changed(self, nodes: Sequence[ReadyNode]) -> None:
+        for node in nodes:
+            if node.changed:
+                where = f"{node.request.id}/{node.request.graph.tasks[node.index].name}"
+                fault = f"the policy changed {where} itself, which it may read and never change"
+                raise PolicyError(f"[{self.view.now:.2f}s] {fault}")
 
     def _start(self, choice: Place, now: float, out: list[Instruction]) -> None:
         node, window, why = choice
@@ -354,6 +374,7 @@ class WorkflowScheduler:
             where = f"was placed on {list(window)}, which has no free slot for {node.model}"
             raise PolicyError(f"[{now:.2f}s] {node.request.id}/{node.name} {where}")
         nodes = self._batch(node) if view.costs.batching else (node,)
+        self._refuse_changed(nodes)
         run_s = view.run_s(node, window)
         batch, slower = 0, 1.0
         if len(nodes) > 1:

@@ -3,7 +3,8 @@ class it derives."""
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from numbers import Real
+from typing import Any, NamedTuple, TypeGuard
 
 from dovetail.workflow.policies.ready import ReadyNode, Window
 from dovetail.workflow.policies.view import View
@@ -29,6 +30,15 @@ class Wait(NamedTuple):
     """Start nothing; look again at `until_s` at the latest."""
 
     until_s: float
+
+
+def is_wait(answer: object) -> TypeGuard[Wait]:
+    """Whether a policy answered that it waits, and until when.
+
+    >>> is_wait(Wait(3)), is_wait(Wait("soon"))  # type: ignore[arg-type]
+    (True, False)
+    """
+    return isinstance(answer, Wait) and isinstance(answer.until_s, Real)
 
 
 class WorkflowPolicy:

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from itertools import count
 from math import inf
+from typing import Any
 
 from dovetail.core.errors import PolicyError
 from dovetail.core.events import Instruction, Prepare, PrepareEnded
 from dovetail.workflow.gpus.preloads import PreloadUnderWay
-from dovetail.workflow.policies.base import Preload, Wait, WorkflowPolicy
+from dovetail.workflow.policies.base import Preload, WorkflowPolicy, is_wait
 from dovetail.workflow.policies.view import View
 
 
@@ -27,10 +28,10 @@ class Preloading:
         """What idle GPUs load; gives when the policy wants to look again."""
         while self._asks and any(self._view.free):
             try:
-                choice = self._policy.preload(self._view)
-            except Exception as error:
+                choice: Any = self._policy.preload(self._view)
+            except (Exception, SystemExit) as error:
                 raise PolicyError(f"[{now:.2f}s] {self._name} failed: {type(error).__name__}: {error}") from error
-            if isinstance(choice, Wait):
+            if is_wait(choice):
                 return choice.until_s
             if choice is None or (isinstance(choice, Preload) and choice.model in self._failed):
                 break

@@ -118,6 +118,13 @@ class ReadyNode:
         self.prefix = blocks_of(request.facts, self.name) if request.facts else ()
 
     @property
+    def changed(self) -> bool:
+        """Whether somebody wrote over what its request says of it."""
+        task = self.request.graph.tasks[self.index]
+        size = self.request.sizes[self.index]
+        return (self.size, self.width, self.model, self.name) != (size, task.width, task.kind, task.name)
+
+    @property
     def tail_s(self) -> float:
         """Longest path from the start of this node to the end of its request (its upward rank)."""
         request = self.request
