@@ -15,6 +15,7 @@ import traceback
 from collections.abc import Callable
 from functools import partial
 from importlib import import_module
+from random import Random
 from statistics import median
 from typing import Any, NamedTuple
 
@@ -276,7 +277,7 @@ def _ours(
     repeats: int,
     by_hand: dict[str, Callable[[], Any]],
 ) -> None:
-    """A fresh dispatcher. With what is done by hand it takes turns: a card that is busy for long gets slower."""
+    """A fresh dispatcher. With what is done by hand it takes turns, in any order: a card that is busy gets slower."""
     try:
         with Dispatcher(function, devices, cache=False) as dispatcher:
             first = timing.seconds(lambda: dispatcher.run(*batch), WARM)
@@ -285,7 +286,11 @@ def _ours(
             report = dispatcher.report
             if by_hand:
                 ways = {"ours": lambda: dispatcher.run(*batch), **by_hand}
-                turns = [{way: timing.seconds(ways[way], 1)[0] for way in ways} for _ in range(4 * repeats + 1)]
+                random = Random(1)
+                turns = [
+                    {way: timing.seconds(ways[way], 1)[0] for way in random.sample(list(ways), len(ways))}
+                    for _ in range(8 * repeats + 1)
+                ]
                 _compare(turns, timing)
         timing.tell(name, timing.thousands(median(times)))
         timing.tell(f"{name}: slowest run", timing.thousands(max(times)))

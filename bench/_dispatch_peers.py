@@ -129,8 +129,8 @@ def problems(scale: float) -> dict[str, Callable[[], Problem]]:
         "numpy": lambda: Problem(numpy_rows, np.random.default_rng(1).random((n(400_000), 16))),
         "torch": lambda: Problem(torch_rows, torch.rand(n(100_000), 6)),
         "pandas": lambda: Problem(pandas_rows, _frame(n(1_000_000))),
-        "transformer": lambda: Problem(Transformer(), torch.randint(0, 1000, (n(1024), 32))),
-        "images": lambda: Problem(image_rows, _pictures(n(800))),
+        "transformer": lambda: Problem(Transformer(), torch.randint(0, 1000, (n(256), 32))),
+        "images": lambda: Problem(image_rows, _pictures(n(200))),
     }
 
 

@@ -1,9 +1,9 @@
 """Planted stalls and a busy machine: what later runs of fresh dispatchers cost, in CPU time of one plain call.
 
 Called by `python -m bench.dispatch --stalls`. Two devices of one CPU and three functions. Stalls sleep in 1 to 8 calls,
-one after the other, from a place drawn at random on; hogs keep all cores busy meanwhile. After every run stands a plain
-call that sleeps as the run did, and both are compared with the median of the session's plain calls: what these take at
-worst themselves is no doing of ours, and stands beside it.
+one after the other, from a place drawn at random on; hogs keep all cores busy meanwhile. Every run stands between two
+plain calls, and is compared with their mean. So is, in the next such place, one more plain call, which sleeps if the
+run did: how far that is off is no doing of ours.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import multiprocessing
 import time
 from collections.abc import Callable
 from importlib import import_module
+from itertools import pairwise
 from random import Random
 from statistics import median
 from typing import Any
@@ -43,7 +44,7 @@ class Stalled:
         return self.function(batch)
 
     def plain(self, batch: Any) -> Any:
-        """One call, which sleeps if a call has slept since the last one."""
+        """A plain call in the place of a run, which sleeps if a call of that has slept."""
         if self.slept:
             self.slept = 0
             time.sleep(STALL_S)
@@ -79,7 +80,8 @@ def stalls(fresh: int = 8, seed: int = 1) -> dict[str, Any]:
                 found[f"{problem}; {name}"] = {
                     "worst of each run": [max(row[i] for row in runs) for i in range(RUNS)],
                     "worst plain call": max(theirs),
-                    "median of run 3 and later": round(median(mine), 2),
+                    "median of run 3 and later": round(median(mine), 3),
+                    "median plain call": round(median(theirs), 3),
                     "over the limit": sum(each > MOST for each in mine),
                     "plain calls over the limit": sum(each > MOST for each in theirs),
                     "in chunks": sum(chunks for _, _, chunks in sessions),
@@ -101,21 +103,24 @@ def stalls(fresh: int = 8, seed: int = 1) -> dict[str, Any]:
 def _session(
     function: Callable[[Any], Any], batch: Any, random: Random, stalled: bool
 ) -> tuple[list[float], list[float], int]:
-    """The runs of one dispatcher and the plain calls after them, and how many of the later runs were done in chunks."""
+    """The runs of one dispatcher and plain calls in such places, and how many of the later runs were done in chunks."""
     called = Stalled(function, random.randint(1, 40), random.randint(1, 8) if stalled else 0)
     two = [Device("first", where="cpu"), Device("second", where="cpu")]
-    plain, ours, calls = [], [], []
+    beside, placed, calls = [], [], []
     for _ in range(3):
         function(batch)
     with Dispatcher(called, two, cache=False) as dispatcher:
         for _ in range(RUNS):
             before = called.calls
-            ours.append(_cpu_s(lambda: dispatcher.run(batch)))
+            for way in (dispatcher.run, called.plain):
+                beside.append(_cpu_s(lambda: function(batch)))
+                placed.append(_cpu_s(lambda way=way: way(batch)))  # type: ignore[misc]
             calls.append(called.calls - before)
-            plain.append(_cpu_s(lambda: called.plain(batch)))
-    one_s = median(plain)
-    chunks = sum(each > 1 for each in calls[LATER])
-    return [round(each / one_s, 2) for each in ours], [round(each / one_s, 2) for each in plain], chunks
+        beside.append(_cpu_s(lambda: function(batch)))
+    ratios = [
+        round(2 * one / (before + after), 2) for one, (before, after) in zip(placed, pairwise(beside), strict=True)
+    ]
+    return ratios[::2], ratios[1::2], sum(each > 1 for each in calls[LATER])
 
 
 def _cpu_s(call: Callable[[], Any]) -> float:

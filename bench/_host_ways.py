@@ -124,14 +124,14 @@ def by_daemon(daemon: Daemon, commands: Sequence[Command], cores: int) -> Ran:
     """The time of the daemon counts too, and of all that it starts."""
     with Client(daemon.folder) as client:
         pid = client.about().pid
-        used, began = _cpu_s(pid), time.monotonic()
+        used, began = cpu_s(pid), time.monotonic()
         ended = client.wait(*(client.submit(*command, cores=cores)[0] for command in commands))
         took_s = time.monotonic() - began
     assert all(program.state == "completed" for program in ended), ended
-    return took_s, _cpu_s(pid) - used
+    return took_s, cpu_s(pid) - used
 
 
-def _cpu_s(pid: int) -> float:
+def cpu_s(pid: int) -> float:
     """Of a process and of those who live of its descendants; each has that of its children who have ended."""
     return sum(process.cpu_s for process in (proc.read(pid), *proc.family(pid)) if process)
 

@@ -8,7 +8,8 @@ overheads: start, pause and resize through the executors, over the same operatio
 containers: the same in containers, over the same calls of the Docker SDK (--docker ADDRESS --image IMAGE).
 resizes: how long a program takes to take up a new number of cores, over one of its steps: from when the target is
 written, and from the user's request, as seen by somebody who asks every 20 ms; its busy threads after that.
-short: `true` by the daemon, --programs times: the daemon's own processor time for each, and how many a second.
+short: `true` by the daemon, --programs times: the daemon's own processor time for each, that of all which it starts for
+it too, and how many a second; beside each by a process of its own.
 sharing: six training programs on two cores, each policy's throughput over that of all six at once without control.
 ways: batches of programs by the daemon and as people run them: all at once, `parallel -j`, one by one, `make -j`.
 fidelity: CPU-bound programs under every planning, simulated over live.
@@ -34,8 +35,8 @@ from typing import Any
 from bench import _host_ways, show
 from dovetail.core import cgroups
 from dovetail.core.journal import Reader
-from dovetail.host.live.client import Client
 from dovetail.core.loop.engine import replay
+from dovetail.host.live.client import Client
 from dovetail.host.live.executors import ProgramLaunch, proc
 from dovetail.host.live.executors.docker import OWNER, DockerExecutor
 from dovetail.host.live.executors.process import ProcessExecutor
@@ -281,7 +282,7 @@ def resizes(folder: Path, arguments: argparse.Namespace) -> dict[str, Any]:
 
 
 def short(folder: Path, arguments: argparse.Namespace) -> dict[str, Any]:
-    """The daemon's own time: its threads', not its children's, which start and follow each program."""
+    """The daemon's own time is its threads', not its children's, which start and follow each program."""
     found = {}
     for groups in (True, False):
         with Daemon(folder / str(groups), cpus=CPUS, options={}, groups=groups) as daemon:
@@ -289,15 +290,23 @@ def short(folder: Path, arguments: argparse.Namespace) -> dict[str, Any]:
             daemon.wait(daemon.submit("true", array=20))
             with Client(daemon.folder) as client:
                 pid = client.about().pid
-                used, began = _own_cpu_s(pid), time.monotonic()
+                used, used_by_all, began = _own_cpu_s(pid), _host_ways.cpu_s(pid), time.monotonic()
                 client.wait(*client.submit("true", array=arguments.programs))
                 took_s = time.monotonic() - began
             found["control groups" if groups else "signals and affinity"] = {
                 "daemon_ms_each": round(1e3 * (_own_cpu_s(pid) - used) / arguments.programs, 2),
+                "all_ms_each": round(1e3 * (_host_ways.cpu_s(pid) - used_by_all) / arguments.programs, 2),
                 "programs_per_s": round(arguments.programs / took_s),
             }
-    by_hand = timed(lambda: _host_ways.parallel([("true",)] * arguments.programs, len(CPUS)))
-    return found | {"programs_per_s_by_a_pool_of_threads": round(arguments.programs / by_hand)}
+    began_s = time.process_time()
+    took_s, used_s = _host_ways.by_hand(_host_ways.parallel, [("true",)] * arguments.programs, len(CPUS))
+    own_s = time.process_time() - began_s
+    return found | {
+        "by_a_pool_of_threads": {
+            "programs_per_s": round(arguments.programs / took_s),
+            "all_ms_each": round(1e3 * (used_s + own_s) / arguments.programs, 2),
+        }
+    }
 
 
 def _own_cpu_s(pid: int) -> float:
