@@ -70,6 +70,12 @@ def no_leftovers(own_temporary_folder: None) -> Iterator[None]:
 
 
 @pytest.fixture(autouse=True)
+def same_signals() -> None:
+    """Ray takes SIGTERM for the rest of the process that joins a cluster; what comes after it there has it as it was."""
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+
+
+@pytest.fixture(autouse=True)
 def same_numbers() -> None:
     """What a test draws without a seed of its own does not depend on which tests its process ran before."""
     random.seed(0)
