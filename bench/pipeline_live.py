@@ -5,7 +5,8 @@
     python -m bench.pipeline_live --pairs 10   the exact plan alone, each time with fresh profiles
 
 Every process is a device of a type of its own. On the CPU it is pinned to cores, with a share of their time set by a
-control group, and profiled in the same conditions as it will run in. The exact plan then runs against an equal split of
+control group, and profiled in the same conditions as it will run in: while the other cores compute as well, for cores
+of one machine share memory, and may be two threads of one core. The exact plan then runs against an equal split of
 the layers and a split by parameters, in one go, and the predicted throughput is compared with the measured one.
 """
 
@@ -15,6 +16,7 @@ import argparse
 import subprocess
 import sys
 import threading
+from contextlib import ExitStack
 from math import prod
 from pathlib import Path
 from typing import Any
@@ -49,12 +51,16 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--microbatches", type=int, default=120)
     parser.add_argument("--profile", metavar="HOST", help="measure as this host, and print the profile")
+    parser.add_argument("--beside", metavar="HOST", help="compute on this host's cores until the input ends")
     parser.add_argument("--gpu", action="store_true", help="a GPU and a part of the CPU")
     parser.add_argument("--pairs", type=int, help="so many fresh profiles, each with a run of the exact plan")
     arguments = parser.parse_args()
     hosts, batch = (GPU, GPU_BATCH) if arguments.gpu else (SHARES, BATCH)
     if arguments.profile:
         print(msgspec.json.encode(measure(hosts[arguments.profile], batch)).decode())
+        return
+    if arguments.beside:
+        compute_on(hosts[arguments.beside], batch)
         return
     if arguments.pairs:
         show(pairs(hosts, batch, arguments.gpu, arguments.microbatches, arguments.pairs))
@@ -103,9 +109,36 @@ def pairs(hosts: dict[str, HostSettings], batch: int, gpu: bool, microbatches: i
 
 def profile_as(host: str, gpu: bool) -> ProfileResult:
     """The profile of a host, measured by a process that is confined as the host will be."""
-    words = [sys.executable, "-m", "bench.pipeline_live", "--profile", host, *(["--gpu"] if gpu else [])]
-    done = subprocess.run(words, stdout=subprocess.PIPE, text=True, check=True)
+    words = [sys.executable, "-m", "bench.pipeline_live", *(["--gpu"] if gpu else [])]
+    with ExitStack() as others:
+        for other in _elsewhere(host, GPU if gpu else SHARES):
+            busy = others.enter_context(subprocess.Popen([*words, "--beside", other], stdin=subprocess.PIPE, stdout=-1))
+            assert busy.stdout is not None
+            busy.stdout.readline()
+        done = subprocess.run([*words, "--profile", host], stdout=subprocess.PIPE, text=True, check=True)
     return msgspec.json.decode(done.stdout, type=ProfileResult)
+
+
+def _elsewhere(host: str, hosts: dict[str, HostSettings]) -> list[str]:
+    """Of each group of cores that is not the host's, the first that has it."""
+    first: dict[tuple[int, ...], str] = {}
+    for other, settings in hosts.items():
+        first.setdefault(settings.cores, other)
+    return [other for cores, other in first.items() if cores and cores != hosts[host].cores]
+
+
+def compute_on(settings: HostSettings, batch: int) -> None:
+    """Compute what the model's layers compute, until nobody is there any more who wants it."""
+    from dovetail.pipeline.models.load import load
+
+    chain = load(MODEL)
+    whole, value = chain.part(1, len(chain.layers)), chain.inputs(batch, "torch.float32", "cpu", 0)
+    asked = threading.Thread(target=sys.stdin.read, daemon=True)
+    asked.start()
+    with placed_on(threads=settings.threads, cores=settings.cores):
+        print("computes", flush=True)
+        while asked.is_alive():
+            whole(value)
 
 
 def measure(settings: HostSettings, batch: int) -> ProfileResult:
