@@ -71,7 +71,7 @@ def no_leftovers(own_temporary_folder: None) -> Iterator[None]:
 
 @pytest.fixture(autouse=True)
 def same_signals() -> None:
-    """Ray takes SIGTERM for the rest of the process that joins a cluster; what comes after it there has it as it was."""
+    """Ray takes SIGTERM for the rest of a process that joins a cluster; the next test has it as it was."""
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
 
