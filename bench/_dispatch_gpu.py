@@ -12,7 +12,8 @@ from __future__ import annotations
 import sys
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from contextlib import ExitStack
 from functools import partial
 from importlib import import_module
 from random import Random
@@ -139,19 +140,16 @@ def _problem(problem: GpuProblem, repeats: int) -> dict[str, Any]:
     sizes = problem.sizes
     timing.best("NEML2-style chunks", {size: partial(_loop, function, host, size, True) for size in sizes})
     timing.best("loop on the device", {size: partial(_loop, function, there, size) for size in sizes})
-    for name, devices, batch in (
-        ("ours", GPU, host),
-        ("ours, pinned", GPU, pinned),
-        ("ours, resident", GPU, there),
-        ("ours, with the CPU", BOTH, host),
-        ("ours, resident, with the CPU", BOTH, there),
-    ):
-        _ours(name, function, devices, batch, timing, repeats, by_hand if name == "ours, pinned" else {})
+    alone, beside = "ours", "ours, with the CPU"
+    turns = _ours({alone: GPU, beside: BOTH}, function, host, timing, repeats)
+    row["with the CPU over without"] = round(median([turn[alone] / turn[beside] for turn in turns] or [0.0]), 3)
+    turns = _ours({"ours, pinned": GPU}, function, pinned, timing, repeats, by_hand)
+    _compare([{**turn, "ours": turn["ours, pinned"]} for turn in turns], timing)
+    _ours({"ours, resident": GPU, "ours, resident, with the CPU": BOTH}, function, there, timing, repeats)
     _loaders(function, host, sizes[1], timing)  # last: to send a batch to processes moves it to shared memory
     limit = min(row["computing alone"], row["copying alone"])
     row["limit"] = limit
     row["ours, pageable, over the limit"] = round(row["ours"] / limit, 3)
-    row["with the CPU over without"] = round(row["ours, with the CPU"] / row["ours"], 3)
     row["resident over the loop"] = round(row["ours, resident"] / row["loop on the device"], 3)
     return row
 
@@ -269,41 +267,51 @@ def _loaders(function: Any, batch: tuple[Tensor, ...], size: int, timing: Timing
 
 
 def _ours(
-    name: str,
+    devices: dict[str, Any],
     function: Any,
-    devices: Any,
     batch: tuple[Tensor, ...],
     timing: Timing,
     repeats: int,
-    by_hand: dict[str, Callable[[], Any]],
-) -> None:
-    """A fresh dispatcher. With what is done by hand it takes turns, in any order: a card that is busy gets slower."""
+    by_hand: dict[str, Callable[[], Any]] | None = None,
+) -> list[dict[str, float]]:
+    """Fresh dispatchers, which take turns in any order with each other and with what is done by hand: a card that is
+    busy gets slower, and a host copies now faster, now slower. The seconds of every turn, once they know their way."""
+    random = Random(1)
     try:
-        with Dispatcher(function, devices, cache=False) as dispatcher:
-            first = timing.seconds(lambda: dispatcher.run(*batch), WARM)
-            timing.check(dispatcher.run(*batch))
-            times = timing.seconds(lambda: dispatcher.run(*batch), 2 * repeats + 1)
-            report = dispatcher.report
-            if by_hand:
-                ways = {"ours": lambda: dispatcher.run(*batch), **by_hand}
-                random = Random(1)
-                turns = [
+        with ExitStack() as stack:
+            ours = {name: stack.enter_context(Dispatcher(function, on, cache=False)) for name, on in devices.items()}
+            ways = {name: partial(dispatcher.run, *batch) for name, dispatcher in ours.items()}
+
+            def turns(ways: Mapping[str, Callable[[], Any]], runs: int) -> list[dict[str, float]]:
+                return [
                     {way: timing.seconds(ways[way], 1)[0] for way in random.sample(list(ways), len(ways))}
-                    for _ in range(8 * repeats + 1)
+                    for _ in range(runs)
                 ]
-                _compare(turns, timing)
-        timing.tell(name, timing.thousands(median(times)))
-        timing.tell(f"{name}: slowest run", timing.thousands(max(times)))
-        timing.tell(f"{name}: first runs s", [round(each, 4) for each in first])
-        timing.tell(f"{name}: way", report.way)
-        timing.tell(f"{name}: chunks", sorted({each.stop - each.start for each in report.rows}, reverse=True)[:4])
+
+            first = turns(ways, WARM)
+            for run in ways.values():
+                timing.check(run())
+            found = turns({**ways, **(by_hand or {})}, 8 * repeats + 1)
+            for name, dispatcher in ours.items():
+                seconds, report = [turn[name] for turn in found], dispatcher.report
+                timing.tell(name, timing.thousands(median(seconds)))
+                timing.tell(f"{name}: slowest run", timing.thousands(max(seconds)))
+                timing.tell(f"{name}: first runs s", [round(turn[name], 4) for turn in first])
+                timing.tell(f"{name}: way", report.way)
+                chunks = sorted({each.stop - each.start for each in report.rows}, reverse=True)[:4]
+                timing.tell(f"{name}: chunks", chunks)
+            return found
     except Exception as error:
         traceback.print_exc()
-        timing.tell(name, 0.0)
-        timing.tell(f"{name}: error", f"{type(error).__name__}: {error}")
+        for name in devices:
+            timing.tell(name, 0.0)
+            timing.tell(f"{name}: error", f"{type(error).__name__}: {error}")
+        return []
 
 
 def _compare(turns: list[dict[str, float]], timing: Timing) -> None:
+    if not turns:
+        return
     limits = (max(turn["computing alone"], turn["copying alone"]) / turn["ours"] for turn in turns)
     calls = (turn["one pinned call"] / turn["ours"] for turn in turns)
     timing.tell("ours over the limit", round(median(limits), 3))
