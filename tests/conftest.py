@@ -70,9 +70,21 @@ def no_leftovers(own_temporary_folder: None) -> Iterator[None]:
 
 
 @pytest.fixture(autouse=True)
-def same_signals() -> None:
-    """Ray takes SIGTERM for the rest of a process that joins a cluster; the next test has it as it was."""
+def same_signals() -> Iterator[None]:
+    """Ray takes SIGTERM for the rest of a process that joins a cluster; the next test has it as it was. SIGINT is heard
+    by Python to the end: a library that leaves it to the system has the next Ctrl-C kill the process without a word."""
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    yield
+    assert _is_caught(signal.SIGINT), "the next Ctrl-C kills this process without a word"
+
+
+def _is_caught(number: signal.Signals) -> bool:
+    """By the system's own account: Python is not told when a library changes it."""
+    status = Path("/proc/self/status")
+    if not status.exists():
+        return True
+    caught = next(line for line in status.read_text().splitlines() if line.startswith("SigCgt:"))
+    return bool(int(caught.split()[1], 16) >> (number - 1) & 1)
 
 
 @pytest.fixture(autouse=True)

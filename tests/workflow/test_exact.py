@@ -2,6 +2,9 @@
 
 import builtins
 import math
+import os
+import signal
+import threading
 from itertools import islice, pairwise
 from typing import Any
 
@@ -193,3 +196,26 @@ def test_without_the_solver_it_says_what_to_install(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(builtins, "__import__", missing)
     with pytest.raises(MissingExtraError, match=r"dovetail\[exact\]"):
         solve([], GRAPHS, Pool.parse("1", {}), LOAD_S, switch_s)
+
+
+def test_ctrl_c_ends_a_search_and_python_hears_the_next_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    cp_model = pytest.importorskip("ortools.sat.python.cp_model")
+    begun, search = threading.Event(), cp_model.CpSolver.solve
+
+    def searched(*given: Any) -> Any:
+        begun.set()
+        return search(*given)
+
+    def interrupt() -> None:
+        begun.wait()
+        os.kill(os.getpid(), signal.SIGINT)
+
+    monkeypatch.setattr(cp_model.CpSolver, "solve", searched)
+    requests = [(0.0, Arrived(f"w{i}", "ab", (1.0 + i % 7 / 3, 2.0 + i % 5 / 7))) for i in range(30)]
+    for _ in range(2):
+        begun.clear()
+        pressed = threading.Thread(target=interrupt)
+        pressed.start()
+        with pytest.raises(KeyboardInterrupt):
+            solve(requests, GRAPHS, Pool.parse("3", TYPES), LOAD_S, switch_s, time_limit_s=1e6)
+        pressed.join()

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor, wait
 from itertools import pairwise
 from typing import Any, Literal, NamedTuple
 
@@ -26,6 +27,7 @@ from dovetail.workflow.policies.view import View
 from dovetail.workflow.problem import WorkflowProblem, checked, growth_unknown
 
 MOST_NODES = 30  # for which an optimum is searched
+_AGAIN_S = 0.05  # until a search is told again to end
 
 
 class Placed(NamedTuple):
@@ -104,7 +106,7 @@ def solve(
     solver.parameters.max_time_in_seconds = time_limit_s
     solver.parameters.num_workers = workers
     solver.parameters.linearization_level = 0  # relaxations cost more than they prune here
-    status = solver.solve(plan.model)
+    status = _search(solver, plan.model)
     if status not in (cp_model.OPTIMAL, cp_model.FEASIBLE):
         raise DovetailError(f"no schedule of {len(nodes)} nodes found in {time_limit_s} s")
     return Exact(
@@ -115,6 +117,21 @@ def solve(
         optimal=status == cp_model.OPTIMAL,
         starts=plan.starts(solver),
     )
+
+
+def _search(solver: Any, model: Any) -> Any:
+    """The solver's status. Ctrl-C ends the search, as it ends anything else: the solver's own way of hearing it would
+    give back what it has so far, and leave a process behind that the next Ctrl-C kills without a word."""
+    solver.parameters.catch_sigint_signal = False
+    with ThreadPoolExecutor(1) as aside:
+        search = aside.submit(solver.solve, model)
+        try:
+            return search.result()
+        except BaseException:
+            while not search.done():  # it may have yet to begin
+                solver.stop_search()
+                wait([search], _AGAIN_S)
+            raise
 
 
 def optimum(problem: WorkflowProblem, time_limit_s: float = 60.0, known: Starts | None = None) -> Exact:
