@@ -50,7 +50,7 @@ class RayNodes:
         self._ask("add", names, {name.replace("__", ":"): amount for name, amount in resources.items()})
 
     def kill(self, name: str) -> None:
-        """SIGKILL, with no time for anything."""
+        """SIGKILL, with no time for anything; when this returns the cluster has missed it."""
         self._ask("kill", name)
 
     def kill_head(self) -> None:
@@ -110,7 +110,10 @@ class _Cluster:
         )
 
     def kill(self, name: str) -> None:
+        from tests.ray_cluster import PATIENCE_S
+
         self._cluster.remove_node(self._nodes.pop(name), allow_graceful=False)
+        self._cluster.wait_for_nodes(timeout=PATIENCE_S)
 
     def kill_head(self) -> None:
         self._cluster.head_node.kill_gcs_server()
