@@ -391,6 +391,30 @@ def test_many_are_cancelled_at_once_and_share_an_environment(client: Client) -> 
     assert set(states(client).values()) == {"cancelled"}
 
 
+def test_several_that_are_cancelled_at_once_start_nobody(client: Client) -> None:
+    """Each that ends leaves its cores to the next, which is not to begin only to be ended."""
+    cores = len(client.about().cpus)
+    running, waiting = client.submit("sleep", "1000", array=cores), client.submit("true", array=3)
+    until(lambda: sum(program.actual for program in client.list()) == cores)
+    client.cancel(*running, *waiting)
+    assert {program.state for program in client.wait()} == {"cancelled"}
+    assert [client.status(job).attempts for job in waiting] == [0, 0, 0]
+    (left,) = client.submit("sleep", "1000")
+    with pytest.raises(InputError, match=rf"program {running[0]} is cancelled; it cannot be changed any more"):
+        client.cancel(*running, left)
+    assert client.wait(left)[0].state == "cancelled"
+
+
+def test_all_are_cancelled_before_a_daemon_goes_down_and_nobody_is_begun(daemon: Daemon, client: Client) -> None:
+    cores = len(client.about().cpus)
+    begun = daemon.folder / "begun"
+    words = f"echo $DOVETAIL_ARRAY_INDEX >> {begun}; exec sleep 1000"
+    client.submit("sh", "-c", words, array=cores + 3)
+    until(lambda: begun.exists() and len(begun.read_text().split()) == cores)
+    assert client.down(cancel=True) == []
+    assert sorted(map(int, begun.read_text().split())) == [*range(cores)]
+
+
 @pytest.mark.parametrize(
     ("spec", "message"),
     [

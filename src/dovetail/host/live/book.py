@@ -157,7 +157,7 @@ class ProgramBook:
         """The programs that a number names: itself, or all of an array."""
         if job in self.specs:
             return [job]
-        if members := [each for each in self.specs if each.partition(".")[0] == job and "." in each]:
+        if members := [each for each in list(self.specs) if each.partition(".")[0] == job and "." in each]:
             return members
         if any(job in (each, each.partition(".")[0]) for past in self._past_keys.values() for each in past.jobs):
             raise InputError(f"program {job} has ended, and was put aside when the daemon was given other settings")

@@ -7,6 +7,7 @@ import socket
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Unpack
@@ -336,8 +337,8 @@ class Client:
     def _change(self, what: str, programs: Sequence[str | int], value: float | None = None) -> Numbers:
         if not programs:
             raise InputError(f"{what}: expected numbers of programs or arrays; `dovetail host list` has them")
-        found = [self.ask("ask", job=str(program), what=what, value=value) for program in programs]
-        return [number for numbers in found for number in numbers]
+        names = [str(program) for program in programs]
+        return list(self.ask("ask", job=names[0] if len(names) == 1 else names, what=what, value=value))
 
     def pause(self, *programs: str | int) -> None:
         """Pause programs; they keep their memory and give up their cores."""
@@ -392,11 +393,9 @@ class Client:
 
         pid = self.about().pid
         if cancel:
-            for program in self.list():
-                try:
-                    self.cancel(program.id)
-                except InputError:
-                    continue  # it has ended meanwhile
+            with suppress(InputError):  # one has ended meanwhile
+                if open_ := [program.id for program in self.list()]:
+                    self.cancel(*open_)
             try:
                 self.wait(timeout=within_s)
             except DovetailError:

@@ -114,8 +114,9 @@ class UserRequests(ServiceState):
             raise InputError(f"parallel: found {parallel}, expected 1 or more")
         self._hear([Asked("", "group", facts={"group": name, "parallel": parallel})], f"limit of {name}")
 
-    def ask(self, job: str, what: str, value: float | None = None) -> list[str]:
-        """Let the scheduler hear a request about a program, or all of an array; returns when it is kept."""
+    def ask(self, job: str | tuple[str, ...], what: str, value: float | None = None) -> list[str]:
+        """Let the scheduler hear a request about a program, all of an array, or several of them at once, so that none
+        of these starts because another has ended; returns when it is kept."""
         if what not in ASKS:
             raise InputError(f"cannot {what} a program{did_you_mean(what, ASKS)}")
         if ASKS[what] != (value is not None):
@@ -124,19 +125,21 @@ class UserRequests(ServiceState):
             raise InputError(f"resize: found {value:g} cores, expected 1 to {self.setup.cores}")
         if what == "priority" and value is not None and not value >= 0:
             raise InputError(f"priority: found {value:g}, expected 0 (most urgent) or more")
-        jobs = self._book.named(job)
+        names = [self._book.named(name) for name in ((job,) if isinstance(job, str) else job)]
+        jobs = list(dict.fromkeys(each for members in names for each in members))
         closed = {each: row for each in jobs if (row := self._status.rows.get(each)) and row.closed_s is not None}
+        open_ = [each for each in jobs if each not in closed]
+        new: list[str] = []
         if closed and what == "requeue":
             with self._lock:
                 new = list(self._again(closed).values())
-            return [*new, *(each for job in jobs if job not in closed for each in self.ask(job, what))]
-        if closed and len(jobs) == 1:
-            raise InputError(f"program {job} is {state_of(closed[job])}; it cannot be changed any more")
-        if what == "resize" and len(jobs) == 1 and self._is_rigid(job):
-            raise InputError(f"program {job} is rigid: it keeps the cores that it started with")
-        asked = [Asked(each, what, value) for each in jobs if each not in closed]
-        self._hear(asked, f"{what} of {job}")
-        return [each.job for each in asked]
+        if what == "resize" and len(open_) == len(jobs) == 1 and self._is_rigid(jobs[0]):
+            raise InputError(f"program {jobs[0]} is rigid: it keeps the cores that it started with")
+        if open_:
+            self._hear([Asked(each, what, value) for each in open_], f"{what} of {', '.join(open_[:5])}")
+        if what != "requeue" and (late := [each[0] for each in names if len(each) == 1 and each[0] in closed]):
+            raise InputError(f"program {late[0]} is {state_of(closed[late[0]])}; it cannot be changed any more")
+        return [*new, *open_]
 
     def _hear(self, asked: Sequence[Asked], what: str) -> None:
         """Let the scheduler hear of something; returns when that is kept."""
