@@ -64,6 +64,20 @@ def test_the_environment_says_how_many_threads_to_use(daemon: Daemon) -> None:
     assert daemon.log(mine[0]).split() == ["9"]
 
 
+def test_a_program_that_another_submits_is_not_taken_for_that(daemon: Daemon) -> None:
+    """It has its own number, control folder and cores, although it has the variables of who submits it."""
+    cores = len(os.sched_getaffinity(0))
+    submit = (sys.executable, "-m", "dovetail", "host", "submit", "--state", str(daemon.folder))
+    said = "echo $DOVETAIL_PROGRAM $DOVETAIL_CONTROL [$DOVETAIL_ARRAY_INDEX] $OMP_NUM_THREADS $SEED"
+    env = dict(os.environ) | {"SEED": "7"}
+    wide = ("--cores", str(cores), "--least", str(cores))
+    outer = daemon.submit(*submit, *wide, "--", "sh", "-c", said, array=1, env=env)
+    assert daemon.wait(outer)[outer[0]]["state"] == "completed"
+    inner = daemon.log(outer[0]).strip()
+    daemon.wait([inner])
+    assert daemon.log(inner).split() == [inner, f"{daemon.folder}/runs/{inner}-1/control", "[]", str(cores), "7"]
+
+
 def test_arrays_and_dependencies(daemon: Daemon) -> None:
     array = daemon.submit("sh", "-c", "sleep 0.1; echo $DOVETAIL_ARRAY_INDEX of $DOVETAIL_ARRAY_SIZE", array=3)
     after = daemon.submit("sh", "-c", f"cat {daemon.folder}/logs/{array[2]}.log", after=[array[0].partition(".")[0]])

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -19,6 +19,9 @@ from dovetail.host.live.past_keys import CommandPlace
 from dovetail.host.program import Ask, GpuPause
 
 _THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMEXPR_NUM_THREADS")
+GIVEN = "DOVETAIL_GIVEN"  # which of a program's variables are not its own wish, with their values
+_ATTEMPT, _ARRAY_INDEX, _ARRAY_SIZE = "DOVETAIL_ATTEMPT", "DOVETAIL_ARRAY_INDEX", "DOVETAIL_ARRAY_SIZE"
+_WHO = frozenset((agent.PROGRAM, agent.FOLDER, _ATTEMPT, _ARRAY_INDEX, _ARRAY_SIZE, GIVEN))  # which no other one is
 _WORDS = {"limit": "limit_s", "grace": "grace_s", "work": "work_s", "delay": "delay_s", "gpu_mem": "gpu_mem_mib"}
 
 EDITABLE = frozenset(
@@ -179,7 +182,8 @@ def environment(
     spec: Spec, job: str, attempt: int, cores: int, control: str, gpus: Sequence[int] | None = None
 ) -> dict[str, str]:
     """A program's variables: as many threads as it has cores, which wait without spinning. Its own wish comes first,
-    but for the GPUs that it asked for; where there are `gpus` and it asked for none, it sees none unless it says so.
+    but for who it is and the GPUs that it asked for; where there are `gpus` and it asked for none, it sees none unless
+    it says so.
 
     TensorFlow cannot change its threads later, but bears more of them than cores: it begins with its most.
     """
@@ -188,14 +192,27 @@ def environment(
         "OMP_WAIT_POLICY": "PASSIVE",
         "TF_NUM_INTRAOP_THREADS": str(spec.most or spec.cores),
         "TF_NUM_INTEROP_THREADS": "1",
-        agent.PROGRAM: job,
-        agent.FOLDER: CONTROL_FOLDER if spec.image else control,
-        "DOVETAIL_ATTEMPT": str(attempt),
     }
     own = spec.env
+    if gpus is not None and not spec.image:  # a container sees those that the engine gives it
+        seen = {"CUDA_DEVICE_ORDER": "PCI_BUS_ID", "CUDA_VISIBLE_DEVICES": ",".join(map(str, gpus))}
+        ours |= seen
+        own = own | seen if gpus else own
+    given = [f"{name}={value}" for name, value in ours.items() if name not in spec.env or spec.env[name] != own[name]]
+    who = {agent.PROGRAM: job, agent.FOLDER: CONTROL_FOLDER if spec.image else control, _ATTEMPT: str(attempt)}
     if spec.array is not None:
-        own = own | {"DOVETAIL_ARRAY_INDEX": str(spec.array[0]), "DOVETAIL_ARRAY_SIZE": str(spec.array[1])}
-    if gpus is None or spec.image:  # a container sees those that the engine gives it
-        return ours | own
-    seen = {"CUDA_DEVICE_ORDER": "PCI_BUS_ID", "CUDA_VISIBLE_DEVICES": ",".join(map(str, gpus))}
-    return ours | own | seen if gpus else ours | seen | own
+        who |= {_ARRAY_INDEX: str(spec.array[0]), _ARRAY_SIZE: str(spec.array[1])}
+    return ours | own | who | {GIVEN: " ".join(given)}
+
+
+def without_given(env: Mapping[str, str]) -> dict[str, str]:
+    """Variables for another program that is submitted with these: without what a program was given for itself alone,
+    as its number, its control folder, its cores and its GPUs.
+
+    >>> without_given(environment(Spec(env={"SEED": "7", "OMP_NUM_THREADS": "4"}), "3", 1, 2, "/runs/3-1/control"))
+    {'OMP_NUM_THREADS': '4', 'SEED': '7'}
+    """
+    if GIVEN not in env:
+        return dict(env)
+    given = set(env[GIVEN].split())
+    return {n: value for n, value in env.items() if n not in _WHO and f"{n}={value}" not in given}

@@ -14,7 +14,7 @@ from dovetail.core.files.document import checked
 from dovetail.core.service.access import AnyPath
 from dovetail.host.gpus import parse_mib
 from dovetail.host.inputs.times import moment, seconds
-from dovetail.host.live.specs import Spec
+from dovetail.host.live.specs import Spec, without_given
 
 _RENAMED = {"limit": "limit_s", "grace": "grace_s", "work": "work_s"}
 _EMPTY: tuple[Any, ...] = (None, "", (), [], {})
@@ -57,11 +57,19 @@ def program_spec(
     values = changed_words(words) | {
         "command": command,
         "image": image,
-        "cwd": str(Path(cwd).absolute()) if cwd is not None else "" if image else os.getcwd(),
-        "env": variables if image else dict(os.environ) | variables,
+        "cwd": "" if image and cwd is None else _folder(cwd),
+        "env": variables if image else without_given(os.environ) | variables,
         "malleable": not rigid,
     }
     return checked(values, Spec)
+
+
+def _folder(cwd: AnyPath | None) -> str:
+    """Where to run: by default here."""
+    try:
+        return str(Path("" if cwd is None else cwd).absolute())
+    except FileNotFoundError:
+        raise InputError("cwd: the folder that this is run in is gone; expected another") from None
 
 
 def changed_words(words: Mapping[str, Any]) -> dict[str, Any]:
@@ -84,5 +92,5 @@ def changed_words(words: Mapping[str, Any]) -> dict[str, Any]:
         found["delay_s"] = seconds(found.pop("delay"))
     for name in ("stdin", "cwd"):
         if name in found:
-            found[name] = str(Path(found[name]).absolute())
+            found[name] = _folder(found[name])
     return found
