@@ -155,6 +155,19 @@ def test_work_that_no_program_has_is_named_with_its_line(tmp_path: Path, capsys:
     assert f"{path}:4: jobs.0.work: found -5.0, expected core-seconds" in capsys.readouterr().err
 
 
+def test_names_of_others_files_are_shown_as_text(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path, journal = tmp_path / "jobs.json", tmp_path / "run.jsonl"
+    names = ["a\x1b[2J", "b\x1b[2J"]
+    path.write_text(json.dumps({"jobs": [{"name": names[0], "command": names}, {"name": names[1], "cores": 9}]}))
+    assert main(["host", "submit-jobs", str(path), "--dry-run"]) == 0
+    assert main(["host", "simulate", "--requests", str(path), "--cores", "2", "--journal", str(journal)]) == 3
+    assert main(["host", "explain", names[0], "--journal", str(journal)]) == 0
+    told = capsys.readouterr()
+    assert "\\x1b[2J" in told.out
+    assert "rejected: b\\x1b[2J: needs 9 cores" in told.out
+    assert "\x1b" not in told.out + told.err
+
+
 def test_a_dry_run_prints_the_commands(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "sweep.toml"
     path.write_text(TOML)

@@ -415,6 +415,17 @@ def test_all_are_cancelled_before_a_daemon_goes_down_and_nobody_is_begun(daemon:
     assert sorted(map(int, begun.read_text().split())) == [*range(cores)]
 
 
+def test_what_a_terminal_would_obey_is_shown_as_text(daemon: Daemon, capsys: pytest.CaptureFixture[str]) -> None:
+    with connect(daemon.folder) as client:
+        (job,) = client.submit("no\x1b[2Jsuch", name="a\x1b[2Jb")
+        client.wait()
+    for words in (["list"], ["explain", job], ["wait", job]):
+        main(["host", *words, "--state", str(daemon.folder)])
+        told = capsys.readouterr()
+        assert "\\x1b[2J" in told.out + told.err
+        assert "\x1b" not in told.out + told.err
+
+
 @pytest.mark.parametrize(
     ("spec", "message"),
     [

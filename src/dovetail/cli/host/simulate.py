@@ -11,6 +11,7 @@ from cyclopts import Parameter
 from dovetail.cli.common import Format, make_folder, print_json, print_table
 from dovetail.cli.complete import host_rules
 from dovetail.cli.host.flags import NO_FLAGS, Curves, SchedulingFlags
+from dovetail.core.files.output import printable
 
 if TYPE_CHECKING:
     from dovetail.host import HostRun
@@ -86,7 +87,7 @@ def simulate(
     else:
         _show(run)
     if workload.assumed:
-        names = ", ".join(workload.assumed[:3]) + (" and others" if workload.assumed[3:] else "")
+        names = printable(", ".join(workload.assumed[:3])) + (" and others" if workload.assumed[3:] else "")
         print(
             f"note: {len(workload.assumed)} of the jobs say nothing of their work and count as "
             f"{workload.assumed_work:g} core-seconds each ({names}): `work` in the file, or --work",
@@ -108,4 +109,4 @@ def _show(run: HostRun) -> None:
     )
     for row in run.metrics["programs"]:
         if row["status"] == "rejected":
-            print(f"rejected: {row['program']}: {row['why']}")
+            print(printable(f"rejected: {row['program']}: {row['why']}"))

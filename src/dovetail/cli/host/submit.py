@@ -194,12 +194,12 @@ def submit_jobs(
         from dovetail.host import read_jobs
 
         for name, job in read_jobs(file).items():
-            print(f"{name}: {shlex.join(job.command)}")
+            print(printable(f"{name}: {shlex.join(job.command)}"))
         return 0
     with connect(state) as client:
         numbers = client.submit_jobs(file, key)
         for name, number in numbers.items():
-            print(f"{number} {name}", flush=True)
+            print(printable(f"{number} {name}"), flush=True)
         all_of = list(numbers.values())
         with _saying_that_they_run_on(all_of, all_of, state):
             return exit_status(client.wait(*all_of)) if wait else 0

@@ -98,7 +98,7 @@ def _print(rows: Sequence[LiveProgram], about: DaemonInfo) -> None:
     for gpu in about.gpus:
         print(_gpu_line(gpu))
     if about.trouble:
-        print(f"\ntrouble: {about.trouble}")
+        print(f"\ntrouble: {printable(about.trouble)}")
 
 
 def top_(*, every: float = 1.0, once: Flag = False, state: Path | None = None) -> None:
@@ -168,7 +168,7 @@ class _Screen:
             cells["has/due/asked"] = f"{row.actual}/{row.desired}/{row.cores}"
             content.append([cells[column] for column in columns])
         yield from table_lines(columns, content, room=room)
-        for line in filter(None, [*map(_gpu_line, about.gpus), about.trouble]):
+        for line in filter(None, [*map(_gpu_line, about.gpus), printable(about.trouble)]):
             yield from textwrap.wrap(line, room)
 
 
@@ -238,7 +238,7 @@ def explain_(
         print_json({name: getattr(row, name) for name in row.__struct_fields__} | {"past": past})
         return
     said = [f"{program} {_HAS_BEEN.get(row.state, 'is')} {row.state}", _why(row.why, row.exit, row.state), row.exit]
-    print(": ".join(filter(None, said)))
+    print(printable(": ".join(filter(None, said))))
     table = [[round(e.t, 3), e.what, None if e.cores is None else list(e.cores), e.why] for e in past]
     print_table(["t s", "what", "cores", "why"], table)
 
@@ -250,7 +250,7 @@ def _explain_recorded(program: str, journal: Path, format: Format) -> None:
     if format == "json":
         print_json(told.stories)
     else:
-        print(told)
+        print(printable(str(told), keep="\n"))
 
 
 def metrics_(*, csv: Path | None = None, format: Format = "table", state: Path | None = None) -> None:
