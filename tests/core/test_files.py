@@ -78,6 +78,12 @@ def test_numbers_with_an_exponent_are_numbers(path: Path, text: str, value: floa
     assert Document.read(path, as_text=True).data["a"] == text
 
 
+@pytest.mark.parametrize("text", ["22:00", "9:30", "-1:30", "22:00:00", "1:30.5"])
+def test_a_time_of_day_is_no_number_of_base_60(path: Path, text: str) -> None:
+    path.write_text(f"a: {text}\nb: [{text}]\n")
+    assert Document.read(path).data == {"a": text, "b": [text]}
+
+
 def test_a_count_may_have_an_exponent_if_it_is_whole(path: Path) -> None:
     path.write_text("models: {a: {memory_gb: 1e-2, layers: [1e3]}}")
     assert read(path, Config).models["a"] == Model(0.01, [1000])

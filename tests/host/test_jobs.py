@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import re
 import shlex
+from datetime import datetime
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -153,6 +155,34 @@ def test_work_that_no_program_has_is_named_with_its_line(tmp_path: Path, capsys:
     path.write_text("jobs:\n  - name: a\n    command: x\n    work: -5\n")
     assert main(["host", "simulate", "--requests", str(path)]) == 2
     assert f"{path}:4: jobs.0.work: found -5.0, expected core-seconds" in capsys.readouterr().err
+
+
+def test_times_and_dates_are_the_text_that_stands_there(tmp_path: Path) -> None:
+    """Which YAML takes for numbers of base 60 and, as TOML does, for times."""
+    for time in ("22:00", "9:30", "2026-12-01", "2026-12-01 08:00:00"):
+        path = tmp_path / "sweep.yaml"
+        path.write_text(f"jobs: [{{name: 'a{{day}}', command: x, begin: {time}, matrix: {{day: [{time}]}}}}]\n")
+        assert {name: job.begin for name, job in read_jobs(path).items()} == {f"a{time}": time}
+    path = tmp_path / "sweep.toml"
+    path.write_text("""[[jobs]]\nname = "a"\nbegin = 2026-12-01T08:00:00\n[[jobs]]\nname = "b"\nbegin = 22:00:00\n""")
+    assert [job.begin for job in read_jobs(path).values()] == ["2026-12-01 08:00:00", "22:00:00"]
+    jobs = {"jobs": [{"name": "a", "begin": datetime(2026, 12, 1, 8)}]}
+    assert read_jobs(jobs)["a"].begin == "2026-12-01 08:00:00"
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ("begin: tomorrow", "begin: found 'tomorrow', expected a time as 22:00"),
+        ("after: [tran]", "b: after: there is no job tran; did you mean 'train'?"),
+        ("after: [b]", "b wait for each other"),
+    ],
+)
+def test_what_only_other_jobs_or_the_clock_tell_wrong_has_its_line(tmp_path: Path, line: str, message: str) -> None:
+    path = tmp_path / "sweep.yaml"
+    path.write_text(f"jobs:\n  - name: train\n    command: x\n  - name: b\n    command: x\n    {line}\n")
+    with pytest.raises(InputError, match=re.escape(f"{path}:4: jobs.1: {message}")):
+        read_jobs(path)
 
 
 def test_names_of_others_files_are_shown_as_text(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import sys
 import threading
@@ -344,8 +345,12 @@ def test_a_job_file_is_submitted_as_a_whole(client: Client) -> None:
     client.wait()
     assert b"".join(client.logs(3)) == b"a\nb\n"
     jobs["jobs"].append({"name": "wide", "command": "true", "cores": 10_000})
-    with pytest.raises(InputError, match="cores: found 10000"):
+    with pytest.raises(InputError, match=r"^wide: cores: found 10000"):
         client.submit_jobs(jobs)
+    path = client.folder / "sweep.json"
+    path.write_text(json.dumps(jobs))
+    with pytest.raises(InputError, match=rf"^{path}: wide: cores: found 10000, expected 1 to "):
+        client.submit_jobs(path)
     assert len(client.list(all=True)) == 3
 
 

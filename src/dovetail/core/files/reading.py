@@ -67,14 +67,21 @@ class _Loader(SafeLoader):  # type: ignore[misc]
         except ValueError as error:
             raise yaml.MarkedYAMLError(problem=f"{node.value}: {error}", problem_mark=node.start_mark) from None
 
-    def construct_yaml_float(self, node: yaml.ScalarNode) -> float:
+    def construct_yaml_int(self, node: yaml.ScalarNode) -> int | str:
+        """22:00 is a time of day, and to YAML 1.1 a number of base 60."""
+        return str(node.value) if ":" in node.value else int(super().construct_yaml_int(node))
+
+    def construct_yaml_float(self, node: yaml.ScalarNode) -> float | str:
         """1e3 is as good a count as 1000."""
+        if ":" in node.value:
+            return str(node.value)
         value = float(super().construct_yaml_float(node))
         whole = "e" in node.value.lower() and abs(value) < 2**53 and value.is_integer()
         return int(value) if whole else value
 
 
 _Loader.add_constructor("tag:yaml.org,2002:timestamp", _Loader.construct_yaml_timestamp)
+_Loader.add_constructor("tag:yaml.org,2002:int", _Loader.construct_yaml_int)
 _Loader.add_constructor("tag:yaml.org,2002:float", _Loader.construct_yaml_float)
 # YAML 1.1 wants a dot and a sign in such numbers, and makes text of 5e-05 and 1e3, which 1.2 and JSON read as numbers.
 _Loader.add_implicit_resolver("tag:yaml.org,2002:float", _EXPONENT, list("-+.0123456789"))

@@ -16,6 +16,7 @@ from __future__ import annotations
 import re
 import shlex
 from collections.abc import Mapping, Sequence
+from datetime import date, time
 from fnmatch import fnmatchcase
 from itertools import product
 from os import PathLike
@@ -28,7 +29,7 @@ from dovetail.core.errors import InputError, did_you_mean
 from dovetail.core.files.document import Document, Source
 from dovetail.host.gpus import parse_mib
 from dovetail.host.inputs.program_rules import broken_rule
-from dovetail.host.inputs.times import seconds
+from dovetail.host.inputs.times import moment, seconds
 from dovetail.host.program import Ask, GpuPause
 
 SUFFIXES = (".yaml", ".yml", ".toml", ".json")
@@ -139,23 +140,36 @@ def read_jobs(source: Source) -> dict[str, ProgramJob]:
     doc = Document.of(source, "jobs")
     file = doc.convert(doc.data, _JobFile)
     found: dict[str, ProgramJob] = {}
+    places: dict[str, int] = {}
     for i, entry in enumerate(file.jobs):
-        job = doc.convert(file.defaults | entry, ProgramJob, ("jobs", i))
+        job = doc.convert(_times_as_text(file.defaults | entry), ProgramJob, ("jobs", i))
         _check(doc, i, job)
         for each in _combinations(doc, i, job):
             if each.name in found:
                 hint = "; name its matrix in it, as {x}" if job.matrix else ""
                 raise doc.error(("jobs", i, "name"), f"{each.name} is there twice{hint}")
-            found[each.name] = each
+            found[each.name], places[each.name] = each, i
     if not found:
         raise doc.error(("jobs",), "expected at least one job")
-    return _in_order(doc, {name: _resolved(doc, job, found) for name, job in found.items()})
+    resolved = {name: _resolved(doc, places[name], job, found) for name, job in found.items()}
+    return _in_order(doc, places, resolved)
+
+
+def _times_as_text(value: Any) -> Any:
+    """Dates and times, which some formats know, as the text that they are everywhere else."""
+    if isinstance(value, dict):
+        return {key: _times_as_text(each) for key, each in value.items()}
+    if isinstance(value, list | tuple):
+        return [_times_as_text(each) for each in value]
+    return str(value) if isinstance(value, date | time) else value  # a date and time is a date too
 
 
 def _check(doc: Document, i: int, job: ProgramJob) -> None:
     """Refuse what no machine could run."""
     try:
         delay_s, memory = seconds(job.delay or 0.0), None if job.gpu_mem is None else parse_mib(job.gpu_mem)
+        if job.begin is not None:
+            moment(job.begin)
     except InputError as error:
         raise doc.error(("jobs", i), str(error)) from None
     if broken := broken_rule(job.words() | {"delay": delay_s, "gpu_mem": memory}):
@@ -232,7 +246,7 @@ def _text(value: Scalar) -> str:
     return str(value).lower() if isinstance(value, bool) else str(value)
 
 
-def _resolved(doc: Document, job: ProgramJob, found: Mapping[str, ProgramJob]) -> ProgramJob:
+def _resolved(doc: Document, i: int, job: ProgramJob, found: Mapping[str, ProgramJob]) -> ProgramJob:
     """A job with the full names of those that it waits for; what is a number stays one."""
 
     def named(each: str | int) -> Sequence[str]:
@@ -241,19 +255,20 @@ def _resolved(doc: Document, job: ProgramJob, found: Mapping[str, ProgramJob]) -
             return [text]
         if "*" in text and (matching := [name for name in found if fnmatchcase(name, text) and name != job.name]):
             return matching
-        raise InputError(f"{doc.path}: {job.name}: after: there is no job {text}{did_you_mean(text, found)}")
+        raise doc.error(("jobs", i), f"{job.name}: after: there is no job {text}{did_you_mean(text, found)}")
 
     after, after_any = (tuple(name for each in a for name in named(each)) for a in (job.after, job.after_any))
     return msgspec.structs.replace(job, after=after, after_any=after_any)
 
 
-def _in_order(doc: Document, jobs: Mapping[str, ProgramJob]) -> dict[str, ProgramJob]:
+def _in_order(doc: Document, places: Mapping[str, int], jobs: Mapping[str, ProgramJob]) -> dict[str, ProgramJob]:
     """Each after all that it waits for; a circle of them is an error."""
     done: dict[str, ProgramJob] = {}
     while len(done) < len(jobs):
         left = {name: job for name, job in jobs.items() if name not in done}
         free = [name for name, job in left.items() if not left.keys() & {*job.after, *job.after_any}]
         if not free:
-            raise InputError(f"{doc.path}: {', '.join(list(left)[:3])} wait for each other")
+            first = list(left)[:3]
+            raise doc.error(("jobs", places[first[0]]), f"{', '.join(first)} wait for each other")
         done |= {name: jobs[name] for name in free}
     return done

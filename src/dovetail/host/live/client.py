@@ -308,7 +308,10 @@ class Client:
                 n: [places.get(each, each) for each in getattr(job, n)] for n in ("after", "after_any")
             }
             specs.append(msgspec.to_builtins(program_spec(**words)))
-        numbers: Numbers = self.ask("submit_all", specs=specs, key=key)
+        try:
+            numbers: Numbers = self.ask("submit_all", specs=specs, key=key)
+        except InputError as error:
+            raise InputError(f"{jobs}: {error}" if isinstance(jobs, str | os.PathLike) else str(error)) from error
         return dict(zip(found, numbers, strict=True))
 
     def retry(self, *programs: str | int) -> dict[str, str]:

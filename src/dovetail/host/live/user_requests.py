@@ -32,7 +32,12 @@ class UserRequests(ServiceState):
 
     def _submit(self, specs: list[Spec], array: int | None, key: str) -> list[str]:
         for spec in specs:
-            self._check(spec)
+            try:
+                self._check(spec)
+            except InputError as error:
+                if len(specs) == 1:
+                    raise
+                raise InputError(f"{spec.title}: {error}") from error
         for image in {spec.image for spec in specs}:
             self._executors.get(image).reach(image)  # if there is no engine or no image, say so now
         now, wall = self.now(), time.time()
