@@ -289,8 +289,40 @@ def test_a_share_where_no_group_can_be_made_is_refused(tmp_path: Path, monkeypat
         cgroups.CpuShare(4711, 1.0)
 
 
+@pytest.mark.parametrize("everybodys", [100, 500])
+def test_a_weight_is_a_share_of_everybodys(tmp_path: Path, everybodys: int) -> None:
+    """Which is 100 for BFQ, and 500 for the scheduler before it."""
+    name = {100: "blkio.bfq.weight", 500: "blkio.weight"}[everybodys]
+    tree(tmp_path, {"cpuset/cpuset.mems": "0", f"blkio/{name}": str(everybodys)})
+    (tmp_path / "freezer").mkdir()
+    parents = {each: tmp_path / each for each in ("cpuset", "freezer", "blkio")}
+    for io_weight, share in ((100, 1.0), (50, 0.5), (200, 2.0), (1, 10 / everybodys), (10_000, 1000 / everybodys)):
+        file = tmp_path / "blkio" / "a" / name
+        tree(tmp_path, {f"blkio/a/{name}": str(everybodys)})
+        cgroups.Groups(parents, "a").make([0], None, None, io_weight)
+        assert int(file.read_text()) == share * everybodys
+
+
+@pytest.mark.parametrize(
+    ("files", "everybodys", "half", "most"),
+    [
+        (["blkio/a/blkio.bfq.weight"], 100, 50, 1000),
+        (["blkio/a/blkio.weight"], 500, 250, 1000),
+        (["a/io.bfq.weight", "a/io.weight"], 100, 50, 1000),
+        (["a/io.weight"], 20, 15, 1000),
+    ],
+)
+def test_an_engine_is_told_the_weight_that_the_kernel_has_then(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, files: list[str], everybodys: int, half: int, most: int
+) -> None:
+    monkeypatch.setattr(cgroups, "ROOT", tmp_path)
+    tree(tmp_path, dict.fromkeys(files, ""))
+    assert [cgroups.engine_weight(weight) for weight in (100, 50, 10_000)] == [everybodys, half, most]
+
+
 def test_a_quota_and_a_weight_in_either_version(tmp_path: Path) -> None:
     tree(tmp_path, {"two/cgroup.subtree_control": "cpuset cpu io", "one/cpuset/cpuset.mems": "0"})
+    tree(tmp_path, {"two/a/io.bfq.weight": "100"})
     tree(tmp_path, {"one/blkio/blkio.bfq.weight": "500", "one/blkio/a/blkio.bfq.weight": "500"})
     two = {"": tmp_path / "two"}
     one = {name: tmp_path / "one" / name for name in ("cpuset", "freezer", "cpu", "blkio")}
@@ -302,6 +334,7 @@ def test_a_quota_and_a_weight_in_either_version(tmp_path: Path) -> None:
         assert len(cgroups.Groups(parents, "b").make([0])) == len(set(parents) - {"cpu", "blkio"})
     assert (tmp_path / "two/a/cpu.max").read_text() == "30000 20000"
     assert (tmp_path / "two/a/io.weight").read_text() == "default 50"
+    assert (tmp_path / "two/a/io.bfq.weight").read_text() == "50"
     assert (tmp_path / "one/cpu/a/cpu.cfs_quota_us").read_text() == "30000"
     assert (tmp_path / "one/blkio/a/blkio.bfq.weight").read_text() == "250"
     assert not (tmp_path / "one/cpu/b").exists()

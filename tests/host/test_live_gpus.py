@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from dovetail.cli import main
+from dovetail.core.cgroups import engine_weight
 from dovetail.core.errors import InputError, MissingExtraError
 from dovetail.host import connect, up
 from dovetail.host.check import check_journal
@@ -109,7 +110,7 @@ def test_a_container_is_given_its_gpus(tmp_path: Path) -> None:
     executor._create(launch)
     assert asked["device_requests"] == [{"device_ids": ["0", "2"], "capabilities": [["gpu"]]}]
     assert asked["cpu_quota"] == 1.5 * asked["cpu_period"]
-    assert asked["blkio_weight"] == 200
+    assert asked["blkio_weight"] == engine_weight(200)
 
 
 def test_programs_have_their_gpus_through_a_kill(

@@ -146,10 +146,13 @@ class Groups:
             self._file("cpu", "cpu.cfs_quota_us").write_text(str(quota_us))
         if io_weight is not None and self._version_2:
             self._file("", "io.weight").write_text(f"default {io_weight}")
-        elif io_weight is not None:  # version 1 has weights from 10 to 1,000, where 500 is everybody's
+            if (of_bfq := self._file("", "io.bfq.weight")).exists():
+                of_bfq.write_text(str(min(io_weight, 1000)))
+        elif io_weight is not None:  # everybody's depends on the kernel's scheduler: the group above has it
             blkio = Path(self._at["blkio"])
             found = _weight_file(blkio) or blkio / "blkio.weight"
-            found.write_text(str(min(max(5 * io_weight, 10), 1000)))
+            everybodys = int((blkio.parent / found.name).read_text().split()[-1])
+            found.write_text(str(min(max(round(everybodys * io_weight / 100), 10), 1000)))
 
     def peak_mib(self) -> float:
         """The most memory that it ever had; 0 where nobody counts it."""
@@ -269,6 +272,18 @@ def _version_1(name: str, root: Path, own: dict[str, Path]) -> dict[str, Path]:
 
 def _weight_file(group: Path) -> Path | None:
     return next((file for name in ("blkio.bfq.weight", "blkio.weight") if (file := group / name).exists()), None)
+
+
+def engine_weight(io_weight: int) -> int:
+    """What container engines call such a weight, where 100 is everybody's. They have weights from 10 to 1,000: for BFQ
+    the kernel's own, where 100 is everybody's too; else in version 2 those from 1 to 10,000, evenly, and in version 1
+    those of a scheduler for which 500 is everybody's."""
+    version_2 = not (ROOT / "blkio").is_dir()
+    if any(ROOT.glob("*/io.bfq.weight")) or any(ROOT.glob("blkio/*/blkio.bfq.weight")):
+        found = float(io_weight)
+    else:
+        found = 10 + (io_weight - 1) * 990 / 9999 if version_2 else 5.0 * io_weight
+    return min(max(round(found), 10), 1000)
 
 
 def can_limit(parents: dict[str, Path], what: Literal["cpu", "io"]) -> bool:

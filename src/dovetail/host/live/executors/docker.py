@@ -134,7 +134,7 @@ class DockerExecutor:
                 cap_drop=["ALL"],
                 pids_limit=_MOST_PROCESSES,
                 device_requests=[self._gpus(launch.gpus)] if launch.gpus else None,
-                blkio_weight=launch.io_weight,
+                blkio_weight=None if launch.io_weight is None else cgroups.engine_weight(launch.io_weight),
                 **_quota(launch.cpu_quota),
                 volumes={str(control): {"bind": CONTROL_FOLDER, "mode": "rw"}},
             )
