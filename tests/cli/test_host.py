@@ -217,11 +217,27 @@ def test_a_unit_for_systemd_is_written_and_removed(
     assert "no systemd runs for this user here" in capsys.readouterr().out
 
 
+def test_a_unit_says_what_a_shell_said(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A service manager does not know the variables of whoever installs."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("DOVETAIL_HOST_STATE", str(tmp_path / "a state"))
+    monkeypatch.delenv("DOVETAIL_CONFIG", raising=False)
+    assert main(["host", "install", "--print-unit"]) == 0
+    told = capsys.readouterr().out
+    assert f'Environment="DOVETAIL_HOST_STATE={tmp_path}/a state"\n' in told
+    assert "DOVETAIL_CONFIG" not in told
+    monkeypatch.setenv("DOVETAIL_CONFIG", "mine.toml")
+    assert f'Environment="DOVETAIL_CONFIG={tmp_path}/mine.toml"\n' in unit_text()
+
+
 @pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="needs systemd-analyze")
 @pytest.mark.parametrize("name", ["state", "a b", "it's", 'a"b', "100%", "a$HOME"])
 def test_systemd_finds_nothing_wrong_with_the_unit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
     unit = tmp_path / "dovetail-host.service"
+    monkeypatch.setenv("DOVETAIL_CONFIG", str(tmp_path / name))
     unit.write_text(unit_text(tmp_path / name))
     words = ["systemd-analyze", "verify", "--user", "--man=no", str(unit)]
     done = subprocess.run(words, capture_output=True, text=True, check=False)

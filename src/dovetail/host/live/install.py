@@ -15,6 +15,8 @@ from dovetail.core.files.output import atomic_write
 from dovetail.core.service.access import AnyPath
 
 UNIT = "dovetail-host.service"
+# Where things are, for who says so: a service manager does not know what is set in a shell.
+_PLACES = ("DOVETAIL_HOST_STATE", "DOVETAIL_CONFIG", "XDG_STATE_HOME", "XDG_CONFIG_HOME")
 
 
 def unit_path() -> Path:
@@ -27,18 +29,19 @@ def unit_text(folder: AnyPath | None = None) -> str:
     """The unit of the daemon whose state is in this folder, or in the usual one. Programs outlive it, as they outlive
     any daemon: only its own process is ended with it.
 
-    >>> unit_text("/tmp/100%").splitlines()[4].endswith("-m dovetail host up --foreground --state /tmp/100%%")
+    >>> "-m dovetail host up --foreground --state /tmp/100%%\\n" in unit_text("/tmp/100%")
     True
     """
     command = [sys.executable, "-m", "dovetail", "host", "up", "--foreground"]
     command += [] if folder is None else ["--state", str(Path(folder).absolute())]
     words = shlex.join(command).replace("%", "%%").replace("$", "$$")
+    places = "".join(_variable(name, os.environ[name]) for name in _PLACES if os.environ.get(name))
     return f"""\
 [Unit]
 Description=Dovetail: programs on the cores of this machine
 
 [Service]
-ExecStart={words}
+{places}ExecStart={words}
 KillMode=process
 Delegate=yes
 Restart=on-failure
@@ -47,6 +50,15 @@ RestartSec=2
 [Install]
 WantedBy=default.target
 """
+
+
+def _variable(name: str, path: str) -> str:
+    r"""
+    >>> print(_variable("DOVETAIL_CONFIG", '/a "b"/100%'), end="")
+    Environment="DOVETAIL_CONFIG=/a \"b\"/100%%"
+    """
+    value = str(Path(path).absolute()).replace("\\", "\\\\").replace('"', '\\"').replace("%", "%%")
+    return f'Environment="{name}={value}"\n'
 
 
 def install(folder: AnyPath | None = None) -> list[str]:
