@@ -232,6 +232,12 @@ def test_a_unit_says_what_a_shell_said(
     assert f'Environment="DOVETAIL_CONFIG={tmp_path}/mine.toml"\n' in unit_text()
 
 
+@pytest.mark.parametrize("every", ["0", "-1", "nan"])
+def test_a_screen_is_looked_at_now_and_then(tmp_path: Path, capsys: pytest.CaptureFixture[str], every: str) -> None:
+    assert main(["host", "top", "--every", every, "--state", str(tmp_path)]) == 2
+    assert f"--every {every}: expected seconds, 0.1 or more" in capsys.readouterr().err
+
+
 @pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="needs systemd-analyze")
 @pytest.mark.parametrize("name", ["state", "a b", "it's", 'a"b', "100%", "a$HOME"])
 def test_systemd_finds_nothing_wrong_with_the_unit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> None:

@@ -225,6 +225,14 @@ def test_declared_memory_is_kept_free_also_of_paused_ones(tmp_path: Path) -> Non
         ({"do": "submit", "spec": {"command": ["a\0b"], "cwd": "/"}}, "command: found ['a\\x00b'], expected no null"),
         ({"do": "submit", "spec": {"command": ["true"], "cwd": "/", "env": {"A=B": ""}}}, "env: found 'A=B', expected"),
         ({"do": "submit", "spec": {"command": ["true"], "cwd": "/", "network": True}}, "network: found True, expected"),
+        (
+            {"do": "submit", "spec": {"command": ["true"], "cwd": "/", "hook": "a\0b"}},
+            "hook: found 'a\\x00b', expected",
+        ),
+        (
+            {"do": "submit", "spec": {"command": ["true"], "cwd": "/", "name": "a\0b"}},
+            "name: found 'a\\x00b', expected",
+        ),
         ({"do": "dance"}, "Invalid value 'dance'"),
         ([1, 2], "expected"),
     ],
@@ -470,6 +478,7 @@ def test_a_client_does_and_tells_it_all(daemon: Daemon, tmp_path: Path) -> None:
             "folder: expected a path, found 7",
         ),
         (lambda client: client.journal(7), "journal: expected a path, found 7"),
+        (lambda client: client.down(within_s=float("nan")), "within_s nan: expected seconds, 0 or more"),
     ],
 )
 def test_what_a_client_is_asked_wrongly_is_told(shared: Daemon, call: Any, message: str) -> None:
@@ -481,8 +490,9 @@ def test_what_a_client_is_asked_wrongly_is_told(shared: Daemon, call: Any, messa
 def test_a_daemon_is_started_and_stopped_from_python(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="no host policy is called 'fcsf'"):
         up(tmp_path / "state", plan="fcsf")
-    with pytest.raises(InputError, match="cpus all: expected processors, as 0-3,8"):
-        up(tmp_path / "state", cpus="all")
+    for cpus in ("all", "0-99999999999"):
+        with pytest.raises(InputError, match=f"cpus {cpus}: expected processors, as 0-3,8"):
+            up(tmp_path / "state", cpus=cpus)
     with pytest.raises(TypeError, match="'plans'"):
         up(tmp_path / "state", plans="fcfs")  # type: ignore[call-arg]
     with Daemon(tmp_path / "state"), up(tmp_path / "state", plan="rr", quantum=9, option={"min_cores": 1}) as client:

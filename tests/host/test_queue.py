@@ -24,6 +24,7 @@ from dovetail.host.check import check_journal
 from dovetail.host.inputs.jobs import ProgramJob
 from dovetail.host.live.log_rotation import rotate
 from dovetail.host.live.specs import Spec
+from dovetail.host.live.submission import program_spec
 from tests.host.live import Daemon, until
 from tests.host.test_daemon import JUMPS
 
@@ -445,3 +446,11 @@ def test_what_a_terminal_would_obey_is_shown_as_text(daemon: Daemon, capsys: pyt
 def test_what_cannot_be_meant_is_refused(spec: Spec, message: str) -> None:
     with pytest.raises(InputError, match=message):
         spec.check(cores=2)
+def test_a_folder_that_is_gone_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "gone").mkdir()
+    monkeypatch.chdir(tmp_path / "gone")
+    (tmp_path / "gone").rmdir()
+    with pytest.raises(InputError, match="cwd: the folder that this is run in is gone; expected another"):
+        program_spec(["true"])
+    assert program_spec(["true"], cwd="/").cwd == "/"
+    assert program_spec([], image="i").cwd == ""

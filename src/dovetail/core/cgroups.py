@@ -23,6 +23,7 @@ _SEEN = (*_NEEDED, "cpuacct")  # of the groups of others
 _LIMITS = ("memory", "cpu", "blkio")  # groups that are made for those alone who have a limit there
 _NOWHERE = "/nonexistent"
 _FREEZE_LIMIT_S = 5.0
+_MOST_CPUS = 1 << 16  # of one machine; a slip must not become a set of all numbers
 PERIOD_US = 20_000  # of a share: short, so that a process runs evenly slower and not in bursts
 
 
@@ -44,6 +45,8 @@ def parse_cpus(text: str) -> frozenset[int]:
     found: set[int] = set()
     for span in filter(None, text.strip().split(",")):
         first, _, last = span.partition("-")
+        if int(last or first) >= _MOST_CPUS:
+            raise ValueError(f"there are no processors {span}")
         found.update(range(int(first), int(last or first) + 1))
     return frozenset(found)
 

@@ -15,6 +15,7 @@ from cyclopts import Parameter
 from dovetail.cli.common import Flag, Format, print_json, print_table, table_lines
 from dovetail.cli.complete import HOST_PROGRAMS
 from dovetail.cli.host.submit import exit_status
+from dovetail.core.errors import within
 from dovetail.core.files.output import printable
 from dovetail.host import connect, log_path
 
@@ -115,6 +116,7 @@ def top_(*, every: float = 1.0, once: Flag = False, state: Path | None = None) -
     state
         Folder of the daemon's state.
     """
+    within("--every", every, "seconds, 0.1 or more", 0.1, 86_400)
     if once or not sys.stdout.isatty():
         with connect(state) as client:
             _print(client.list(), client.about())

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Unpack
 import msgspec
 from msgspec import Struct
 
-from dovetail.core.errors import DovetailError, InputError
+from dovetail.core.errors import DovetailError, InputError, within
 from dovetail.core.service.access import AnyPath, state_folder
 from dovetail.host.live.gpus import GpuStatus
 from dovetail.host.live.status import LiveProgram, belongs
@@ -394,6 +394,7 @@ class Client:
         daemon goes on if they have not ended within so many seconds."""
         from dovetail.host.live.executors import proc
 
+        within("within_s", within_s, "seconds, 0 or more")
         pid = self.about().pid
         if cancel:
             with suppress(InputError):  # one has ended meanwhile

@@ -134,6 +134,7 @@ class Spec(Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown
             ("command", list(self.command), not any("\0" in word for word in self.command), "no null character"),
             ("cores", self.cores, self.cores <= cores, f"1 to {cores}, which is what there is"),
             ("env", unusable, unusable is None, "names without =, and no null character"),
+            *((word, found[word], "\0" not in found[word], "no null character") for word in ("name", "hook", "group")),
             ("cwd", self.cwd, self.image or os.path.isdir(self.cwd), "a folder"),
             ("stdin", self.stdin, not self.stdin or os.path.isfile(self.stdin), "a file"),
         ):
