@@ -421,6 +421,29 @@ def test_all_are_cancelled_before_a_daemon_goes_down_and_nobody_is_begun(daemon:
     assert sorted(map(int, begun.read_text().split())) == [*range(cores)]
 
 
+def test_only_the_programs_that_are_meant_are_asked_for(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A queue may be long, and who follows a log asks often."""
+    client.submit("true", array=5)
+    (job,) = client.submit("echo", "said")
+    client.wait()
+    listed: list[tuple[Any, int]] = []
+    ask = client.ask
+
+    def counted(do: str, **words: Any) -> Any:
+        answer = ask(do, **words)
+        if do == "list":
+            listed.append((words, len(answer)))
+        return answer
+
+    monkeypatch.setattr(client, "ask", counted)
+    assert b"".join(client.logs(job, follow=True)) == b"said\n"
+    assert client.status("1.3").id == "1.3"
+    assert [program.id for program in client.wait(job, "1.4")] == ["1.4", job]
+    assert [count for _, count in listed] == [1, 1, 2]
+    with pytest.raises(InputError, match=r"1 is an array: name one of 1\.0 to 1\.4"):
+        client.status(1)
+
+
 def test_what_a_terminal_would_obey_is_shown_as_text(daemon: Daemon, capsys: pytest.CaptureFixture[str]) -> None:
     with connect(daemon.folder) as client:
         (job,) = client.submit("no\x1b[2Jsuch", name="a\x1b[2Jb")

@@ -24,15 +24,18 @@ from dovetail.host.metrics import ProgramStatus
 class Answers(ServiceState):
     """Nothing is changed by a question."""
 
-    def listing(self) -> list[LiveProgram]:
-        """Every program: what was asked, what ought to be, and what is."""
+    def listing(self, jobs: tuple[str, ...] = ()) -> list[LiveProgram]:
+        """These programs, or all: what was asked, what ought to be, and what is."""
         with self._lock:
+            specs, rows = self._book.specs, self._status.rows
+            wanted = {each for job in jobs for each in self._book.named(job)} if jobs else specs.keys() | rows.keys()
+            there = [self.describe(row) for job, row in rows.items() if job in wanted]
             coming = [
                 LiveProgram(id=job, name=spec.name, why="has just arrived", cores=spec.cores)
-                for job, spec in self._book.specs.items()
-                if job not in self._status.rows
+                for job, spec in specs.items()
+                if job not in rows and job in wanted
             ]
-            return [*map(self.describe, self._status.rows.values()), *coming]
+            return [*there, *coming]
 
     def describe(self, row: ProgramStatus) -> LiveProgram:
         """All that is known of a program."""

@@ -18,7 +18,7 @@ from msgspec import Struct
 from dovetail.core.errors import DovetailError, InputError, within
 from dovetail.core.service.access import AnyPath, state_folder
 from dovetail.host.live.gpus import GpuStatus
-from dovetail.host.live.status import LiveProgram, belongs
+from dovetail.host.live.status import LiveProgram
 
 if TYPE_CHECKING:
     from dovetail.core.files.document import Source
@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 SOCKET = "host.sock"
 _LOOK_EVERY_S = 0.3
 _LONGEST_WAIT_S = 30.0  # for one answer
+_PIECE = 1 << 20  # bytes of a log
 LivePrograms = list[LiveProgram]
 Numbers = list[str]
 
@@ -120,18 +121,19 @@ class Client:
 
     def list(self, all: bool = False) -> LivePrograms:
         """The programs that are not ended, or all."""
-        found = msgspec.convert(self.ask("list"), LivePrograms)
+        found = self._rows()
         return found if all else [program for program in found if not program.closed]
+
+    def _rows(self, *names: str) -> LivePrograms:
+        """The programs of these names, or all."""
+        return msgspec.convert(self.ask("list", **({"jobs": names} if names else {})), LivePrograms)
 
     def status(self, program: str | int) -> LiveProgram:
         """One program: what was asked, what ought to be, what is, and why it waits."""
-        rows = self.list(all=True)
-        for row in rows:
-            if row.id == str(program):
-                return row
-        if members := [row.id for row in rows if belongs(row.id, str(program))]:
-            raise InputError(f"{program} is an array: name one of {members[0]} to {members[-1]}")
-        raise InputError(f"there is no program {program}")
+        rows = self._rows(str(program))
+        if rows[0].id != str(program):
+            raise InputError(f"{program} is an array: name one of {rows[0].id} to {rows[-1].id}")
+        return rows[0]
 
     def past(self, program: str | int) -> Sequence[PastEvent]:
         """What happened to a program, and what was decided about it and why."""
@@ -154,7 +156,7 @@ class Client:
             if progress is not None:
                 progress(ended)
             if not left:
-                rows = [row for row in self.list(all=True) if not names or any(belongs(row.id, name) for name in names)]
+                rows = self._rows(*names)
                 if not (left := [row.id for row in rows if not row.closed]):  # others may have come meanwhile
                     return rows
             if limit is not None and time.monotonic() > limit:
@@ -169,8 +171,9 @@ class Client:
             if path.exists():
                 with path.open("rb") as file:
                     offset = file.seek(offset if offset <= path.stat().st_size else 0)  # it may have begun anew
-                    yield (piece := file.read())
-                    offset += len(piece)
+                    while piece := file.read(_PIECE):
+                        yield piece
+                        offset += len(piece)
             elif not follow:
                 raise InputError(f"program {program} has written nothing: it is {now.state}")
             if now.closed or not follow:

@@ -68,12 +68,3 @@ class LiveProgram(Struct, frozen=True, kw_only=True):
         """
         code = (self.exit_codes[-1] if self.exit_codes else None) or 1
         return 0 if self.state == "completed" else code if code > 0 else 128 - code
-
-
-def belongs(job: str, name: str) -> bool:
-    """Whether a number names a program: its own, or that of its array.
-
-    >>> belongs("3.1", "3"), belongs("3", "3"), belongs("31", "3")
-    (True, True, False)
-    """
-    return name in (job, job.partition(".")[0])
