@@ -421,6 +421,22 @@ def test_all_are_cancelled_before_a_daemon_goes_down_and_nobody_is_begun(daemon:
     assert sorted(map(int, begun.read_text().split())) == [*range(cores)]
 
 
+def test_who_waits_for_others_is_told_of_those_that_are_left(client: Client) -> None:
+    for _ in range(4):
+        client.submit("sleep", "1000", cores=len(client.about().cpus))
+    client.submit("true", after_any=[1, 2, 3, 4])
+    until(lambda: client.status(5).why == "waits for 1, 2, 3 and others")
+    client.cancel(2)
+    until(lambda: client.status(5).why == "waits for 1, 3, 4")
+    client.pause(5)
+    assert client.status(5).why == "its user paused it"
+    client.resume(5)
+    client.cancel(1, 3)
+    until(lambda: client.status(5).why == "waits for 4")
+    client.cancel(4)
+    assert client.wait(5)[0].state == "completed"
+
+
 def test_only_the_programs_that_are_meant_are_asked_for(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
     """A queue may be long, and who follows a log asks often."""
     client.submit("true", array=5)

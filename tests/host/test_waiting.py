@@ -72,6 +72,28 @@ def test_one_that_failed_while_it_was_paused_is_told_why_it_waits_again() -> Non
     assert [order.job for order in out if isinstance(order, Defer)] == ["0"]
 
 
+def test_who_has_ended_is_not_looked_at_again_by_those_who_waited_for_many() -> None:
+    class Counted(set[str]):
+        looks = 0
+
+        def __contains__(self, name: object) -> bool:
+            self.looks += 1
+            return super().__contains__(name)
+
+    first, then = 200, 20
+    host = scheduler(1)
+    host._done = done = Counted()
+    names = [str(i) for i in range(first)]
+    behind = [Arrived(f"b{i}", "p", (0.0,), facts={"cores": 1, "after": names}) for i in range(then)]
+    host.handle([*arrivals(first), *behind], 0.0)
+    for now, job in enumerate(names):
+        assert not any(program.may_run for program in host.programs.values() if program.id[0] == "b")
+        done.looks = 0
+        host.handle([Finished(job, "run")], float(now))
+        assert done.looks <= 7 * then
+    assert [program.id for program in host.programs.values() if program.state == "running"] == ["b0"]
+
+
 def test_a_decision_looks_at_few_of_a_long_queue() -> None:
     looked = []
 

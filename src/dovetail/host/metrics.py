@@ -68,6 +68,7 @@ class ProgramStatus(ProgramFigures, kw_only=True):
     attempts: int = 0
     closed_s: float | None = None
     cancelled: bool = False
+    held: bool = False  # whether its user has paused it, and not resumed it
 
     def figures(self) -> ProgramFigures:
         """What is told of it in the end."""
@@ -141,12 +142,8 @@ class Programs:
 
     def _follow(self, t: float, event: Any, row: ProgramStatus) -> None:
         match event:
-            case Asked(what="resize" | "priority", value=float() | int() as value):
-                row.asks["cores" if event.what == "resize" else "priority"] = value
-                if event.what == "resize":
-                    self.updates.append((t, event.job))
-            case Asked(what="edit", facts=facts) if row.status == "waiting":
-                row.asks = {name: facts.get(name, 0) for name in row.asks}
+            case Asked():
+                self._asked(t, event, row)
             case Start():
                 if row.started_s is None:
                     row.started_s, row.first_run_s, row.first_cores = t, t - row.arrived_s, len(event.devices)
@@ -178,6 +175,17 @@ class Programs:
                 row.status, row.why, row.closed_s, row.cancelled = "rejected", event.why, t, event.cancelled
             case Defer():
                 row.why = event.why
+
+    def _asked(self, t: float, event: Asked, row: ProgramStatus) -> None:
+        match event:
+            case Asked(what="resize" | "priority", value=float() | int() as value):
+                row.asks["cores" if event.what == "resize" else "priority"] = value
+                if event.what == "resize":
+                    self.updates.append((t, event.job))
+            case Asked(what="pause" | "resume" | "requeue" | "cancel"):
+                row.held = event.what == "pause"
+            case Asked(what="edit", facts=facts) if row.status == "waiting":
+                row.asks = {name: facts.get(name, 0) for name in row.asks}
 
     def _pass(self, t: float, row: ProgramStatus) -> None:
         """Time passes for a program since its last change."""

@@ -95,7 +95,8 @@ class Program:
     """`cores` are those it holds, `had` those it held last, `gpus` those that its attempt began on. `left` is the work
     still to do, in seconds on one core, as of `since`; `turn_s` is when its turn began, `queued_s` when it last began
     to wait, `place` where it stands then, or in which order turns began. `rank` is the urgency with which it last
-    started. `may_run`: it waits, and nothing but others keeps it from running."""
+    started. `may_run`: it waits, and nothing but others keeps it from running; the first `met` of those that were to be
+    completed before it have been."""
 
     __slots__ = (
         "arrived_s",
@@ -114,6 +115,7 @@ class Program:
         "least",
         "left",
         "may_run",
+        "met",
         "most",
         "place",
         "priority",
@@ -137,7 +139,7 @@ class Program:
         self.arrived_s = self.ready_s = self.queued_s = self.since = self.turn_s = now
         self.left, self.service_s = size, 0.0
         self.state, self.held, self.deferred, self.stop_why = WAITING, False, "", ""
-        self.may_run = False
+        self.may_run, self.met = False, 0
         self.stopping: Stopping = ""
         self.cores: tuple[int, ...] = ()
         self.had: tuple[int, ...] = ()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import count
 from math import inf
 from typing import Any, NamedTuple
@@ -41,7 +41,7 @@ from dovetail.host.policies import Assignment, Planning, make
 from dovetail.host.policies.base import MachineView
 from dovetail.host.policies.base import count as count_of
 from dovetail.host.program import PAUSED, RUNNING, TASK, WAITING, Ask, Program, Stopping, group_limit
-from dovetail.host.waiting import WaitingPrograms
+from dovetail.host.waiting import WaitingPrograms, waits_for
 
 
 class Policies(NamedTuple):
@@ -252,7 +252,7 @@ class HostScheduler:
         tries count anew."""
         program.ask = ask = Ask.of(program.id, facts | {"curve": program.ask.curve})
         program.priority, program.rank, program.begin_s = ask.priority, ask.priority, ask.begin_s
-        program.deferred, program.attempts = "", 0
+        program.deferred, program.attempts, program.met = "", 0, 0
         self._bound(program, ask.cores)
         if ask.parallel is not None:
             self._limit(ask.group, ask.parallel)
@@ -338,12 +338,18 @@ class HostScheduler:
             self._next_begin_s = min(self._next_begin_s, program.begin_s)
             self._defer(program, f"begin {program.begin_s}", f"begins at {program.begin_s:.2f} s at the earliest")
             return False
-        ask = program.ask
-        left = [name for name in ask.after if name not in self._done]
-        left += [name for name in ask.after_any if name in self.programs]
+        left = waits_for(self._awaited(program))
         if left:
-            self._defer(program, "after", f"waits for {', '.join(left[:3])}{' and others' if left[3:] else ''}")
+            self._defer(program, "after", left)
         return not left
+
+    def _awaited(self, program: Program) -> Iterator[str]:
+        """Whom it waits for, of those that it named; who has ended does so for good, and is not looked at again."""
+        after, after_any = program.ask.after, program.ask.after_any
+        while program.met < len(after) and after[program.met] in self._done:
+            program.met += 1
+        yield from (after[i] for i in range(program.met, len(after)) if after[i] not in self._done)
+        yield from (name for name in after_any if name in self.programs)
 
     def _defer(self, program: Program, code: str, why: str) -> None:
         """Say why it waits, when that changes."""

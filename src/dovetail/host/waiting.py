@@ -4,11 +4,23 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Callable, Iterable
+from itertools import islice
 from operator import attrgetter
 
 from dovetail.host.program import RUNNING, Program
 
 _seq = attrgetter("seq")
+_NAMED = 3  # of those that one waits for
+
+
+def waits_for(names: Iterable[str]) -> str:
+    """For whom one waits, in words; nothing if for nobody.
+
+    >>> waits_for(["1", "2"]), waits_for("abcd"), waits_for([])
+    ('waits for 1, 2', 'waits for a, b, c and others', '')
+    """
+    left = list(islice(names, _NAMED + 1))
+    return f"waits for {', '.join(left[:_NAMED])}{' and others' if left[_NAMED:] else ''}" if left else ""
 
 
 class WaitingPrograms:

@@ -11,6 +11,7 @@ from typing import Any
 from msgspec.structs import replace
 
 from dovetail.core.journal import Recorded
+from dovetail.host.inputs.times import clock_time
 from dovetail.host.live.past import past_of
 from dovetail.host.live.rates import rate_table
 from dovetail.host.live.reconciler import Attempt
@@ -19,6 +20,9 @@ from dovetail.host.live.setup import write_journal
 from dovetail.host.live.specs import Spec
 from dovetail.host.live.status import LiveProgram
 from dovetail.host.metrics import ProgramStatus
+from dovetail.host.waiting import waits_for
+
+_FEW = 100  # of those that one waits for: who waits for more is not told anew of each that ends
 
 
 class Answers(ServiceState):
@@ -45,7 +49,7 @@ class Answers(ServiceState):
             id=job,
             name=self._book.specs[job].title,
             state=state_of(row),
-            why=_by_the_clock(row, self._book.specs[job], now),
+            why=self._why(row, self._book.specs[job], now),
             cores=int(row.asks["cores"]),
             desired=len(row.devices),
             priority=int(row.asks["priority"]),
@@ -72,6 +76,25 @@ class Answers(ServiceState):
         )
         attempt = self._reconciler.attempt(job)
         return told if attempt is None else replace(told, **self._of_attempt(attempt, told))
+
+    def _why(self, row: ProgramStatus, spec: Spec, now: float) -> str:
+        """Why it waits or how it ended. The scheduler knows no time of day, and says but once for whom one waits."""
+        if row.status != "waiting" or row.held:
+            return row.why
+        wall = time.time()
+        begin = wall + spec.begin_s - now if spec.begin is None else spec.begin
+        if begin > wall:
+            return f"begins at {clock_time(begin)} at the earliest"
+        few = len(spec.after) + len(spec.after_any) <= _FEW
+        return waits_for(self._awaited(spec)) or row.why if few else row.why
+
+    def _awaited(self, spec: Spec) -> Iterator[str]:
+        """Whom a program that waits still waits for; who was cleaned away has ended."""
+        rows, specs = self._status.rows, self._book.specs
+        for name in spec.after:
+            if name in specs and not ((row := rows.get(name)) and row.status == "completed"):
+                yield name
+        yield from (name for name in spec.after_any if not self._is_closed(name))
 
     def _of_attempt(self, attempt: Attempt, told: LiveProgram) -> dict[str, Any]:
         """What is, of an attempt that has begun."""
@@ -150,12 +173,3 @@ class Answers(ServiceState):
     def idle(self) -> bool:
         with self._lock:
             return not self._status.open() and len(self._book.specs) == len(self._status.rows)
-
-
-def _by_the_clock(row: ProgramStatus, spec: Spec, now: float) -> str:
-    """Why it waits or how it ended; the scheduler knows no time of day."""
-    wall = time.time()
-    begin = wall + spec.begin_s - now if spec.begin is None else spec.begin
-    if row.status != "waiting" or begin <= wall:
-        return row.why
-    return f"begins at {time.strftime('%Y-%m-%d %H:%M:%S', time.localtime(begin))} at the earliest"
