@@ -476,6 +476,7 @@ def test_what_a_terminal_would_obey_is_shown_as_text(daemon: Daemon, capsys: pyt
     [
         (Spec(command=("true",), cwd="/", group="g", parallel=0), "parallel: found 0, expected 1 or more"),
         (Spec(command=("true",), cwd="/", parallel=2), "parallel: found 2, expected a group"),
+        (Spec(image="i", log_mib=2), "log_mib: found 2, expected a process: the engine keeps a container's"),
         (
             Spec(command=("true",), cwd="/", gpu_pause="release"),
             "gpu_pause: found 'release', expected --gpus beside it",
@@ -485,6 +486,12 @@ def test_what_a_terminal_would_obey_is_shown_as_text(daemon: Daemon, capsys: pyt
 def test_what_cannot_be_meant_is_refused(spec: Spec, message: str) -> None:
     with pytest.raises(InputError, match=message):
         spec.check(cores=2)
+
+
+def test_no_limit_of_a_log_may_be_said_where_ones_own_default_is_another() -> None:
+    Spec(image="i", log_mib=0).check(cores=2)
+
+
 def test_a_folder_that_is_gone_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "gone").mkdir()
     monkeypatch.chdir(tmp_path / "gone")

@@ -179,7 +179,7 @@ def edit(
     hook
         A shell command to run when it has ended.
     log_mib
-        Begin its log anew when it has grown so large.
+        Begin its log anew when it has grown so large; 0: never.
     state
         Folder of the daemon's state.
     """

@@ -145,7 +145,7 @@ def submit(
     split_stderr
         Keep what it writes to standard error apart: `logs --stderr` shows it.
     log_mib
-        Begin its log anew when it has grown so large; what was there before is kept as the log's `.1`, once.
+        Begin its log anew when it has grown so large; what was there before is kept as the log's `.1`, once. 0: never.
     wait
         Wait until it has ended, and end with its exit code.
     follow

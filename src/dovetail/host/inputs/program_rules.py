@@ -46,7 +46,7 @@ _RULES: tuple[tuple[str, Callable[[Any, Words], object], str], ...] = (
     ("network", lambda value, words: words["image"] or not value, "an image: a process has the machine's network"),
     ("parallel", *_whole(1, "1 or more")),
     ("parallel", lambda value, words: value is None or words["group"], "a group"),
-    ("log_mib", *_whole(1, "MiB")),
+    ("log_mib", *_whole(0, "MiB, or 0 for no limit")),
     ("stdin", lambda value, words: not (value and words["image"]), "a process: a container reads nothing"),
     ("split_stderr", lambda value, words: not (value and words["image"]), "a process: a container has one"),
     ("log_mib", lambda value, words: not (value and words["image"]), "a process: the engine keeps a container's"),

@@ -31,7 +31,7 @@ class Upkeep:
                 continue
             if spec.begin is not None and row.status == "waiting":
                 self._look_at_clock(row.program, spec, spec.begin)
-            if spec.log_mib is not None:
+            if spec.log_mib:
                 for errors in (False, True):
                     with suppress(OSError):
                         rotate(Path(self._book.log_of(row.program, errors)), spec.log_mib)
