@@ -437,6 +437,20 @@ def test_who_waits_for_others_is_told_of_those_that_are_left(client: Client) -> 
     assert client.wait(5)[0].state == "completed"
 
 
+def test_who_stops_a_request_file_is_told_that_programs_go_on(
+    daemon: Daemon, tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupted(*_: object, **__: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(Client, "wait", interrupted)
+    file = tmp_path / "requests.txt"
+    file.write_text("execution,0,a,1,0\n")
+    assert main(["host", "run", str(file), "--command", "sleep 1000", "--state", str(daemon.folder)]) == 130
+    assert "what has come goes on, and nothing more comes: see `dovetail host list`" in capfd.readouterr().err
+    assert set(daemon.states()) == {"1"}
+
+
 def test_only_the_programs_that_are_meant_are_asked_for(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
     """A queue may be long, and who follows a log asks often."""
     client.submit("true", array=5)

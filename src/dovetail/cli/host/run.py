@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Literal
 
 from dovetail.cli.common import Format, print_json, print_table, progress
+from dovetail.core.files.output import printable
 from dovetail.host import connect
 
 
@@ -43,14 +44,18 @@ def run(
         Folder of the daemon's state.
     """
     with connect(state) as client, progress("running") as done:
-        found = client.run(
-            file,
-            command=command,
-            delays=delays,
-            speed=speed,
-            progress=done,
-            complain=lambda said: print(f"{file}:{said}", file=sys.stderr),
-        )
+        try:
+            found = client.run(
+                file,
+                command=command,
+                delays=delays,
+                speed=speed,
+                progress=done,
+                complain=lambda said: print(printable(f"{file}:{said}"), file=sys.stderr),
+            )
+        except KeyboardInterrupt:
+            print("\nwhat has come goes on, and nothing more comes: see `dovetail host list`", file=sys.stderr)
+            raise
     rows = found["per_program"]
     if format == "json":
         print_json(found)
