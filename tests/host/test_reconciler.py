@@ -16,13 +16,13 @@ from hypothesis import strategies as st
 
 from dovetail.core.errors import InputError
 from dovetail.core.events import Failed, Finished, Pause, Resize, Resume, Start, Stimulus, Stop
-from dovetail.core.service.store import Store
+from dovetail.core.service.store import Store, StoreError
 from dovetail.host.live.book import Ends, ProgramBook
 from dovetail.host.live.control import Control
 from dovetail.host.live.executors import ExecutorError, Exit, FoundAttempt, NotNowError, ProgramLaunch, Usage
 from dovetail.host.live.executors.table import ExecutorTable
 from dovetail.host.live.loop_inbox import LoopInbox
-from dovetail.host.live.past_keys import put_aside
+from dovetail.host.live.past_keys import KIND, put_aside
 from dovetail.host.live.reconciler import Reconciler
 from dovetail.host.live.service_state import EndWaiter
 from dovetail.host.live.setup import HostSetup
@@ -324,6 +324,31 @@ def test_an_engine_that_does_not_answer_holds_nobody_else_up(bench: Bench) -> No
     until(lambda: (stuck := bench.reconciler.attempt("stuck0")) is not None and stuck.trouble == "no answer")
     bench.reconciler.carry([bench.start("a", 0)], 0.0)
     until(lambda: _there(bench, "a", "running", 0))
+
+
+def test_an_environment_is_kept_though_the_first_try_to_keep_it_failed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As on a full disk."""
+    spec = Spec(command=("true",), cwd="/", env={"SEED": "7"})
+    with Store(tmp_path / "state.db") as store:
+        book, put = ProgramBook(tmp_path, store), store.put
+
+        def full(kind: str, name: str, desired: object) -> None:
+            if kind == KIND:
+                raise StoreError("the disk is full")
+            put(kind, name, desired)
+
+        with monkeypatch.context() as patch:
+            patch.setattr(store, "put", full)
+            with pytest.raises(StoreError):
+                book.add([spec])
+        assert list(book.add([spec, spec])) == ["1", "2"]
+    with Store(tmp_path / "state.db") as store:
+        assert {job: found.env for job, found in ProgramBook(tmp_path, store).specs.items()} == {
+            "1": spec.env,
+            "2": spec.env,
+        }
 
 
 def test_a_key_means_the_same_when_programs_are_put_aside(tmp_path: Path) -> None:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from hashlib import sha256
 from pathlib import Path
 
@@ -39,8 +40,10 @@ class ProgramBook:
         self._by_key: dict[str, list[str]] = {}
         self._past_keys = {key: past for key, past, _ in store.things(KEY, PastKey, dict)}
         self._environments = {name: env for name, env, _ in store.things(ENVIRONMENT, dict[str, str], dict)}
+        self._unkept: list[str] = []  # environments that are in the store only if all that is kept with them is
         for job, spec, ends in store.things(KIND, Spec, Ends):
-            self._enter(job, replace(spec, env=self._environments[spec.env_name]) if spec.env_name else spec)
+            env = self._environments.get(spec.env_name, {})  # of earlier versions, a full disk took some away
+            self._enter(job, replace(spec, env=env) if spec.env_name else spec)
             self.ends[job] = ends or Ends()  # where earlier versions kept them
         self.ends |= {job: ends for job, ends, _ in store.things(ENDS, Ends, dict)}
 
@@ -92,13 +95,26 @@ class ProgramBook:
         return names
 
     def _keep(self, added: Mapping[str, Spec], last: int) -> None:
-        with self._store.together():
+        with self.together():
             self._store.set("number", last)
             for job, spec in added.items():
                 self.put(job, spec)
         for job, spec in added.items():
             self._enter(job, spec)
         self.ends |= {job: Ends() for job in added}
+
+    @contextmanager
+    def together(self) -> Iterator[None]:
+        """All that is kept within is kept, or nothing of it, and nothing of it is then believed to be."""
+        try:
+            with self._store.together():
+                yield
+        except BaseException:
+            for name in self._unkept:
+                del self._environments[name]
+            raise
+        finally:
+            self._unkept.clear()
 
     def put(self, job: str, spec: Spec) -> None:
         """Keep what a program is; its environment once for all that share it."""
@@ -108,6 +124,7 @@ class ProgramBook:
         name = self._named[1]
         if name and name not in self._environments:
             self._environments[name] = spec.env
+            self._unkept.append(name)
             self._store.put(ENVIRONMENT, name, spec.env)
         self._store.put(KIND, job, replace(spec, env={}, env_name=name))
 
@@ -138,7 +155,7 @@ class ProgramBook:
         keys = {self.specs[job].key for job in gone} - {""}
         left = [job for key in keys for job in self._by_key.get(key, ()) if job not in gone]
         self.specs |= {job: replace(self.specs[job], key="") for job in left}
-        with self._store.together():
+        with self.together():
             for job in gone:
                 self._store.drop(KIND, job)
                 self._store.drop(ENDS, job)

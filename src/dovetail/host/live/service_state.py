@@ -65,7 +65,7 @@ class ServiceState:
         edited: list[Asked] = []
         try:
             with self._lock:
-                with self._store.together():
+                with self._book.together():
                     for n, t, events in self._unkept:
                         self._store.step(n, t, events)
                         for event in events:
