@@ -477,6 +477,11 @@ def test_a_client_does_and_tells_it_all(daemon: Daemon, tmp_path: Path) -> None:
             lambda client: connect(7),  # type: ignore[arg-type]
             "folder: expected a path, found 7",
         ),
+        (lambda client: client.submit("true", limit=float("nan")), "limit: found nan, expected a number"),
+        (lambda client: client.submit("true", delay=1e300), r"delay: found 1e\+300, expected up to 1e\+10 seconds"),
+        (lambda client: client.submit("true", delay="999999999d"), r"delay: found '999999999d', expected up to 1e\+10"),
+        (lambda client: client.submit("true", retries=1 << 70), "retries: found 11805.*, expected a number up to 9007"),
+        (lambda client: client.submit("a\udcff"), r"submit: found 'a\\udcff', expected text in UTF-8"),
         (lambda client: client.journal(7), "journal: expected a path, found 7"),
         (lambda client: client.down(within_s=float("nan")), "within_s nan: expected seconds, 0 or more"),
     ],

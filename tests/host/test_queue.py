@@ -506,6 +506,15 @@ def test_no_limit_of_a_log_may_be_said_where_ones_own_default_is_another() -> No
     Spec(image="i", log_mib=0).check(cores=2)
 
 
+def test_variables_that_are_no_text_keep_no_program_from_being_submitted(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A name from an older system in one of them, and nobody could submit anything."""
+    monkeypatch.setenv("OLD", os.fsdecode(b"caf\xe9"))
+    monkeypatch.setenv("NEW", "caf\u00e9")
+    with pytest.warns(UserWarning, match="left out, as they are no text in UTF-8: variables OLD"):
+        env = program_spec(["true"]).env
+    assert (env["NEW"], "OLD" in env) == ("caf\u00e9", False)
+
+
 def test_a_folder_that_is_gone_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "gone").mkdir()
     monkeypatch.chdir(tmp_path / "gone")

@@ -8,8 +8,10 @@ from typing import Any
 
 from dovetail.core.errors import InputError
 from dovetail.host.curves import curve as speed_up
+from dovetail.host.inputs.times import LONGEST_S
 
 Words = Mapping[str, Any]  # those of `submit`, with memory in MiB and times in seconds
+_MOST = 1 << 53  # of any number: more are not the same to everybody who reads them
 
 
 def _whole(least: int, expected: str) -> tuple[Callable[[Any, Words], object], str]:
@@ -34,7 +36,7 @@ _RULES: tuple[tuple[str, Callable[[Any, Words], object], str], ...] = (
     ("retries", *_whole(0, "0 or more")),
     ("memory_mib", *_whole(1, "MiB")),
     ("work", *_seconds("core-seconds")),
-    ("delay", *_seconds()),
+    ("delay", lambda value, words: 0 <= value <= LONGEST_S, f"seconds, up to {LONGEST_S:g}"),
     ("gpus", *_whole(0, "0 or more")),
     ("gpu_mem", *_whole(1, "memory, as 20g")),
     ("gpu_mem", *_beside_gpus()),
@@ -59,6 +61,9 @@ def broken_rule(words: Words) -> tuple[str, str] | None:
     >>> broken_rule({"cores": 0})
     ('cores', 'found 0, expected 1 or more')
     """
+    for word, value in words.items():
+        if isinstance(value, int) and abs(value) > _MOST:
+            return word, f"found {value}, expected a number up to {_MOST}"
     for word, fine, expected in _RULES:
         if not fine(words[word], words):
             return word, f"found {words[word]!r}, expected {expected}"

@@ -9,6 +9,7 @@ from datetime import datetime, timedelta
 from dovetail.core.errors import InputError
 
 _UNITS = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
+LONGEST_S = 1e10  # three centuries: what is more is a slip, and beyond some calendars
 _PART = re.compile(r"(\d+(?:\.\d+)?)([smhd])")
 
 
@@ -23,11 +24,14 @@ def seconds(given: float | str, name: str = "delay") -> float:
     """
     parts = _PART.findall(given) if isinstance(given, str) else []
     if parts and "".join(map("".join, parts)) == given:
-        return sum(float(number) * _UNITS[unit] for number, unit in parts)
-    try:
-        found = float(given)
-    except ValueError:
-        found = -1.0
+        found = sum(float(number) * _UNITS[unit] for number, unit in parts)
+    else:
+        try:
+            found = float(given)
+        except ValueError:
+            found = -1.0
+    if LONGEST_S < found < float("inf"):
+        raise InputError(f"{name}: found {given!r}, expected up to {LONGEST_S:g} seconds")
     if not 0 <= found < float("inf"):
         raise InputError(f"{name}: found {given!r}, expected seconds, or as 30m, 1h30m, 2d")
     return found
@@ -56,5 +60,12 @@ def moment(given: str | datetime, now: datetime | None = None) -> float:
 
 
 def clock_time(begin: float) -> str:
-    """A moment as its user would write it."""
-    return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(begin))
+    """A moment as its user would write it.
+
+    >>> clock_time(1e300)
+    'a time beyond the calendar'
+    """
+    try:
+        return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(begin))
+    except (OverflowError, OSError, ValueError):
+        return "a time beyond the calendar"

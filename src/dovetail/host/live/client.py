@@ -89,7 +89,11 @@ class Client:
     def ask(self, do: str, **words: Any) -> Any:
         """Send a request; gives its answer, or raises what the daemon says is wrong."""
         try:
-            self._socket.sendall(msgspec.json.encode({"do": do, **words}) + b"\n")
+            request = msgspec.json.encode({"do": do, **words})
+        except UnicodeEncodeError as error:
+            raise InputError(f"{do}: found {error.object!r}, expected text in UTF-8") from None
+        try:
+            self._socket.sendall(request + b"\n")
             line = self._file.readline()
         except OSError as error:
             raise DovetailError(f"the daemon went away: {error.strerror}") from error

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import os
+import warnings
 from collections.abc import Mapping, Sequence
 from datetime import datetime
-from math import isfinite
+from math import isfinite, isnan
 from pathlib import Path
 from typing import Any, TypedDict
 
@@ -54,14 +55,32 @@ def program_spec(
 ) -> Spec:
     """A program with these words of `submit`: by default in this folder, with our environment variables."""
     variables = checked(env or {}, dict[str, str], "env")
+    ours = {} if image else _as_text(without_given(os.environ))
     values = changed_words(words) | {
         "command": command,
         "image": image,
         "cwd": "" if image and cwd is None else _folder(cwd),
-        "env": variables if image else without_given(os.environ) | variables,
+        "env": ours | variables,
         "malleable": not rigid,
     }
     return checked(values, Spec)
+
+
+def _as_text(env: Mapping[str, str]) -> dict[str, str]:
+    """Variables but for those that hold bytes which are no text: what is kept of a program is text."""
+    found = {name: value for name, value in env.items() if _is_text(name + value)}
+    if lost := sorted(ascii(name)[1:-1] for name in env.keys() - found.keys()):
+        words = f"{', '.join(lost[:3])}{' and others' if lost[3:] else ''}"
+        warnings.warn(f"left out, as they are no text in UTF-8: variables {words}", stacklevel=3)
+    return found
+
+
+def _is_text(words: str) -> bool:
+    try:
+        words.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def _folder(cwd: AnyPath | None) -> str:
@@ -75,6 +94,9 @@ def _folder(cwd: AnyPath | None) -> str:
 def changed_words(words: Mapping[str, Any]) -> dict[str, Any]:
     """The words that say something, by the daemon's names and in its units."""
     said = {name: v for name, v in words.items() if v not in _EMPTY or (v == "" and name in _CAN_BE_NONE)}
+    for name, value in said.items():
+        if name != "cpu_quota" and isinstance(value, float) and isnan(value):
+            raise InputError(f"{name}: found {value}, expected a number")
     found = {_RENAMED.get(name, name): value for name, value in said.items()}
     for name in ("after", "after_any"):
         if name in found:
