@@ -185,6 +185,22 @@ def test_what_only_other_jobs_or_the_clock_tell_wrong_has_its_line(tmp_path: Pat
         read_jobs(path)
 
 
+def test_a_file_that_refers_to_itself_is_not_written_out(tmp_path: Path) -> None:
+    """Ten lines that are a billion words."""
+    lines = [f"a{n}: &a{n} [{', '.join([f'*a{n - 1}'] * 9)}]" for n in range(1, 12)]
+    path = tmp_path / "jobs.yaml"
+    path.write_text(f"jobs: [{{name: a, command: x, env: {{a0: &a0 x, {', '.join(lines)}}}}}]\n")
+    with pytest.raises(InputError, match=r"expected .*str, found array"):
+        read_jobs(path)
+
+
+def test_both_a_time_and_a_delay_are_refused_with_their_line(tmp_path: Path) -> None:
+    path = tmp_path / "jobs.yaml"
+    path.write_text("jobs:\n  - name: a\n    begin: 22:00\n    delay: 5\n")
+    with pytest.raises(InputError, match=rf"^{path}:4: jobs\.0\.delay: found 5.0 beside begin, expected one of them"):
+        read_jobs(path)
+
+
 def test_names_of_others_files_are_shown_as_text(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path, journal = tmp_path / "jobs.json", tmp_path / "run.jsonl"
     names = ["a\x1b[2J", "b\x1b[2J"]

@@ -155,17 +155,20 @@ def read_jobs(source: Source) -> dict[str, ProgramJob]:
     return _in_order(doc, places, resolved)
 
 
-def _times_as_text(value: Any) -> Any:
-    """Dates and times, which some formats know, as the text that they are everywhere else."""
-    if isinstance(value, dict):
-        return {key: _times_as_text(each) for key, each in value.items()}
-    if isinstance(value, list | tuple):
-        return [_times_as_text(each) for each in value]
+def _times_as_text(value: Any, deep: int = 3) -> Any:
+    """Dates and times, which some formats know, as the text that they are everywhere else. No deeper than an entry:
+    a file may refer to itself again and again."""
+    if deep and isinstance(value, dict):
+        return {key: _times_as_text(each, deep - 1) for key, each in value.items()}
+    if deep and isinstance(value, list | tuple):
+        return [_times_as_text(each, deep - 1) for each in value]
     return str(value) if isinstance(value, date | time) else value  # a date and time is a date too
 
 
 def _check(doc: Document, i: int, job: ProgramJob) -> None:
     """Refuse what no machine could run."""
+    if job.begin is not None and job.delay is not None:
+        raise doc.error(("jobs", i, "delay"), f"found {job.delay!r} beside begin, expected one of them")
     try:
         delay_s, memory = seconds(job.delay or 0.0), None if job.gpu_mem is None else parse_mib(job.gpu_mem)
         if job.begin is not None:
