@@ -142,6 +142,21 @@ def test_a_folder_of_another_user_is_refused(tmp_path: Path) -> None:
         up(tmp_path)
 
 
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can be another user")
+def test_a_daemon_of_another_user_is_told_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Who submits sends all variables along."""
+    monkeypatch.chdir(tmp_path)  # whose own name may be too long for an address
+    with socket.socket(socket.AF_UNIX) as other:
+        other.bind(SOCKET)
+        os.seteuid(12345)
+        try:
+            other.listen()
+        finally:
+            os.seteuid(0)
+        with pytest.raises(InputError, match=r"its daemon is of user 12345; expected one of user 0's own"):
+            connect(tmp_path)
+
+
 def test_a_paused_program_waits_and_is_not_dead(daemon: Daemon) -> None:
     job = daemon.submit("sh", "-c", "i=0; while [ ! -e go ]; do i=$((i+1)); echo $i; sleep 0.01; done")[0]
     until(lambda: daemon.log(job))

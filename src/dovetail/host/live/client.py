@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import socket
+import struct
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -85,6 +86,10 @@ class Client:
             self._socket.close()
             raise InputError(f"no daemon answers in {folder}: dovetail host up") from None
         self._file = self._socket.makefile("rb")
+        _, user, _ = struct.unpack("3i", self._socket.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
+        if user != os.geteuid():  # whoever it is would be told our environment, and what to run
+            self.close()
+            raise InputError(f"{folder}: its daemon is of user {user}; expected one of user {os.geteuid()}'s own")
 
     def ask(self, do: str, **words: Any) -> Any:
         """Send a request; gives its answer, or raises what the daemon says is wrong."""
