@@ -307,6 +307,105 @@ def test_events_tell_of_evictions(tmp_path: Path) -> None:
         _read(tmp_path, _listed(events), "k8s.json")
 
 
+def test_an_event_that_is_told_once_for_several_times_counts_first_and_last(tmp_path: Path) -> None:
+    """Events of one message are one object: begun at 10:05 and again at 10:30, stopped between, ended at 11:30."""
+    begun = _event("job-train", "Started", "10:05:00") | {"count": 2, "lastTimestamp": "2026-09-02T10:30:00Z"}
+    stopped = _event("job-train", "Stopped", "10:15:00") | {"count": 1, "lastTimestamp": "2026-09-02T10:15:00Z"}
+    found = _read(tmp_path, _listed([begun, stopped, WORKLOAD]), "k8s.json")
+    assert found.jobs[0].steps == pytest.approx((600 + 3600) * _rate(found.jobs[0].model, 8, "h100"))
+    newer = []
+    for each in (begun, stopped):  # as events.k8s.io tells it
+        last = {"count": each["count"], "lastObservedTime": each["lastTimestamp"]}
+        times = {"eventTime": each["firstTimestamp"], "series": last if each["count"] > 1 else None}
+        newer.append({"kind": "Event", "regarding": each["involvedObject"], "reason": each["reason"], **times})
+    same = _read(tmp_path, _listed([*newer, WORKLOAD]), "k8s.json")
+    assert same.jobs[0].steps == found.jobs[0].steps
+
+
+def test_a_workload_that_lost_its_admission_and_was_given_up_never_ran(tmp_path: Path) -> None:
+    given_up = json.loads(json.dumps(WORKLOAD))
+    given_up["metadata"]["uid"] = "w2"
+    given_up["status"]["conditions"][1] = _condition("Admitted", "10:30:00") | {"status": "False"}
+    found = _read(tmp_path, _listed([WORKLOAD, given_up]), "k8s.json")
+    assert (len(found), found.dropped) == (1, {"jobs that never ran": 1})
+
+
+def _owned(by: str, uid: str) -> dict[str, Any]:
+    return {"ownerReferences": [{"kind": by, "name": "whole", "uid": uid}]}
+
+
+def _part(name: str, at: str, until: str, owner: dict[str, Any], gpus: int = 4) -> dict[str, Any]:
+    """A Job that is part of a whole, as a JobSet makes it."""
+    times = {"startTime": f"2026-09-02T{at}Z", "completionTime": f"2026-09-02T{until}Z"}
+    status = times | {"conditions": [_condition("Complete", until)]}
+    meta = _meta(name, f"uid-{name}", "10:00:00", **owner)
+    return {
+        "apiVersion": "batch/v1",
+        "kind": "Job",
+        "metadata": meta,
+        "spec": {"template": _pod(gpus)},
+        "status": status,
+    }
+
+
+def _job_set(uid: str, until: str, **more: Any) -> dict[str, Any]:
+    """A JobSet of two Jobs with four GPUs each; its status has conditions, and no times."""
+    spec = {"replicatedJobs": [{"replicas": 2, "template": {"spec": {"parallelism": 1, "template": _pod("4")}}}]}
+    status = {"conditions": [_condition("Completed", until)], "restarts": 0}
+    meta = _meta("whole", uid, "10:00:00", **more)
+    return {
+        "apiVersion": "jobset.x-k8s.io/v1alpha2",
+        "kind": "JobSet",
+        "metadata": meta,
+        "spec": spec,
+        "status": status,
+    }
+
+
+def test_a_job_that_consists_of_others_is_one_job(tmp_path: Path) -> None:
+    whole = _job_set("js", "11:00:00")
+    parts = [_part(f"whole-{i}", f"10:{20 - 10 * i}:00", "11:00:00", _owned("JobSet", "js")) for i in range(2)]
+    found = _read(tmp_path, _listed([*parts, whole]), "k8s.json")
+    assert [(job.name, job.width, job.duration_s) for job in found] == [("whole", 8, 3000.0)]  # since the first began
+    assert found.dropped == {"jobs that are part of another": 2}
+    alone = _read(tmp_path, _listed([whole]), "k8s.json")
+    assert [(job.width, job.duration_s) for job in alone] == [(8, 3600.0)]  # since it was created
+    suspended = json.loads(json.dumps(whole))
+    suspended["status"]["conditions"].append(_condition("Suspended", "10:30:00") | {"status": "False"})
+    resumed = _read(tmp_path, _listed([suspended]), "k8s.json")
+    assert [job.duration_s for job in resumed] == [1800.0]
+    separate = _read(tmp_path, _listed(parts), "k8s.json")  # all that is known
+    assert [(job.name, job.width) for job in separate] == [("whole", 4), ("whole", 4)]
+
+
+def test_the_parts_of_what_a_workload_stands_for_do_not_count_again(tmp_path: Path) -> None:
+    """`kubectl get workloads,jobs` lists the Jobs of a JobSet, and not the JobSet."""
+    workload = json.loads(json.dumps(WORKLOAD))
+    workload["metadata"]["ownerReferences"] = [{"kind": "JobSet", "name": "whole", "uid": "js"}]
+    parts = [_part(f"whole-{i}", "10:30:00", "11:30:00", _owned("JobSet", "js")) for i in range(2)]
+    for others in (parts, [*parts, _job_set("js", "11:30:00")]):
+        found = _read(tmp_path, _listed([workload, *others]), "k8s.json")
+        assert [(job.name, job.width, job.entity) for job in found] == [("whole", 8, "research")]
+
+
+def test_jobs_that_a_timetable_makes_are_jobs(tmp_path: Path) -> None:
+    jobs = [_part(f"nightly-{i}", "10:00:00", "10:10:00", _owned("CronJob", "cron")) for i in range(2)]
+    assert len(_read(tmp_path, _listed(jobs), "k8s.json")) == 2
+
+
+def test_a_train_job_counts_by_its_job_set_or_by_its_nodes(tmp_path: Path) -> None:
+    trainer = {"numNodes": 2, "resourcesPerNode": {"limits": {"nvidia.com/gpu": 4}}}
+    meta, status = _meta("tuning", "tj", "10:00:00"), {"conditions": [_condition("Complete", "11:00:00")]}
+    train = {"apiVersion": "trainer.kubeflow.org/v1alpha1", "kind": "TrainJob", "metadata": meta, "status": status}
+    told = _read(tmp_path, _listed([train | {"spec": {"trainer": trainer}}]), "k8s.json")
+    assert [(job.name, job.width, job.duration_s) for job in told] == [("tuning", 8, 3600.0)]
+    job_set = _job_set("js", "11:00:00", **_owned("TrainJob", "tj"))
+    parts = [_part(f"part-{i}", "10:10:00", "11:00:00", _owned("JobSet", "js")) for i in range(2)]
+    found = _read(tmp_path, _listed([train | {"spec": {"trainer": {}}}, job_set, *parts]), "k8s.json")
+    assert [(job.width, job.duration_s) for job in found] == [(8, 3000.0)]
+    assert found.dropped == {"jobs that a job set stands for": 1, "jobs that are part of another": 2}
+
+
 def test_lines_and_watched_objects_are_the_same(tmp_path: Path) -> None:
     before = json.loads(json.dumps(WORKLOAD))
     before["status"] = {}

@@ -3,13 +3,15 @@
 A job arrives when its object was created. A workload runs from its admission to its end, a job from `startTime` to
 `completionTime`; where the file has events too, the times between admissions and evictions are summed. Accelerators are
 those that were assigned, else what containers ask for, times their replicas. Of a workload and the job that
-owns it, the workload counts.
+owns it, the workload counts; of a job and those that it consists of, as a JobSet does, the whole.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
+from math import inf
 from typing import Any
 
 from dovetail.cluster.inputs.traces.format import TraceFormat, TraceReading
@@ -19,11 +21,13 @@ from dovetail.cluster.inputs.workload import Job
 from dovetail.core.errors import InputError
 
 _JOBS = ("Job", "PyTorchJob", "TFJob", "MPIJob", "XGBoostJob", "PaddleJob", "JAXJob", "TrainJob", "JobSet", "RayJob")
+_UNTIMED = ("JobSet", "TrainJob")  # their status does not say when they began
 _GPU = re.compile(r"[^/]+/(gpu|mig-(\d)g\.\d+gb)(\.shared)?")
 _TYPE_LABELS = ("nvidia.com/gpu.product", "cloud.google.com/gke-accelerator", "accelerator", "gpu.nvidia.com/class")
 _ENDS = ("Finished", "Complete", "Failed", "Succeeded", "Completed")
 _BEGINS = ("Admitted", "Started", "Resumed")
 _STOPS = ("Preempted", "Stopped", "Suspended")
+_LAST = ("series.lastObservedTime", "lastTimestamp", "deprecatedLastTimestamp")
 _NEED = "kubectl get workloads,jobs,events -A -o json has both"
 
 
@@ -58,10 +62,9 @@ def _sort(
         raise each.error("kind", "expected an object of Kubernetes, found none")
     if kind == "Event":
         about = each.look("involvedObject") or each.look("regarding") or {}
-        at_s = next((t for key in ("eventTime", "firstTimestamp", "lastTimestamp") if (t := each.time_s(key))), None)
-        if at_s is not None and isinstance(about, dict):
+        if isinstance(about, dict):
             for key in _keys(about.get("kind"), about):
-                events.setdefault(key, []).append((at_s, str(each.data.get("reason", ""))))
+                events.setdefault(key, []).extend((at_s, str(each.data.get("reason", ""))) for at_s in _times(each))
         return
     meta = each.look("metadata")
     if not isinstance(meta, dict) or "name" not in meta:
@@ -69,6 +72,13 @@ def _sort(
     if kind == "Workload":
         owned.update(str(owner.get("uid")) for owner in each.dicts("metadata.ownerReferences"))
     found[_keys(kind, meta)[-1]] = each
+
+
+def _times(event: JsonObject) -> list[float]:
+    """When it happened: of one that was told several times, the first time and the last."""
+    ends = (("eventTime", "firstTimestamp", "deprecatedFirstTimestamp"), _LAST)
+    found = [next((t for key in keys if (t := event.time_s(key))), None) for keys in ends]
+    return sorted({at_s for at_s in found if at_s is not None})
 
 
 def _keys(kind: Any, meta: Mapping[str, Any]) -> list[str]:
@@ -84,21 +94,54 @@ def _records(
     wrong: list[InputError],
 ) -> Iterator[JobRecord | InputError | str]:
     yield from wrong
-    for each in found.values():
+    parts = _Parts(found)
+    for uid, each in found.items():
         kind, meta = each.data["kind"], each.data["metadata"]
         if kind not in (*_JOBS, "Workload"):
             yield f"objects that are no jobs ({kind})"
-        elif str(meta.get("uid")) in owned:
+        elif uid in owned:
             yield "jobs that a workload stands for"
+        elif parts.is_one(each, owned):
+            yield "jobs that are part of another"
+        elif uid in parts.told_by_a_job_set:
+            yield "jobs that a job set stands for"
         else:
             try:
                 heard = next((events[key] for key in reversed(_keys(kind, meta)) if key in events), [])
-                yield _record(each, sorted(heard))
+                yield _record(each, sorted(heard), parts.began_s.get(uid))
             except InputError as error:
                 yield error
 
 
-def _record(each: JsonObject, heard: list[tuple[float, str]]) -> JobRecord | str:
+class _Parts:
+    """Which jobs consist of others, as a JobSet does of Jobs, and when the first of these began."""
+
+    def __init__(self, found: Mapping[str, JsonObject]) -> None:
+        self._found = found
+        self.began_s: dict[str, float] = {}  # by id of the whole
+        self.told_by_a_job_set: set[str] = set()  # what a TrainJob asks for may stand in its runtime alone
+        for each in found.values():
+            if each.data["kind"] == "JobSet":
+                self.told_by_a_job_set.update(_owners(each))
+            with suppress(InputError):  # it is read again, and told, if it counts
+                start_s = each.time_s("status.startTime")
+                for whole in () if start_s is None else _owners(each):
+                    self.began_s[whole] = min(start_s, self.began_s.get(whole, inf))
+
+    def is_one(self, each: JsonObject, owned: set[str]) -> bool:
+        """Whether it belongs to a job that counts; a TrainJob does not count beside its JobSet."""
+        whole = [self._found[uid].data["kind"] for uid in _owners(each) if uid in self._found]
+        return any(uid in owned for uid in _owners(each)) or any(k in _JOBS and k != "TrainJob" for k in whole)
+
+
+def _owners(each: JsonObject) -> list[str]:
+    """The ids of what a job belongs to. A workload belongs to nothing: what it is owned by is the same job."""
+    owners = _dict(each.data["metadata"]).get("ownerReferences")
+    known = owners if isinstance(owners, list) and each.data["kind"] in _JOBS else []
+    return [str(owner["uid"]) for owner in known if isinstance(owner, dict) and owner.get("uid")]
+
+
+def _record(each: JsonObject, heard: list[tuple[float, str]], parts_s: float | None = None) -> JobRecord | str:
     arrival_s = each.time_s("metadata.creationTimestamp")
     if arrival_s is None:
         raise each.error("metadata.creationTimestamp", "expected when it was created, found nothing")
@@ -107,8 +150,7 @@ def _record(each: JsonObject, heard: list[tuple[float, str]]) -> JobRecord | str
     end_s = each.time_s("status.completionTime") or each.time_s("status.endTime")
     if end_s is None and ended is not None:
         end_s = JsonObject(each.place, ended).time_s("lastTransitionTime")
-    admitted = conditions.get("Admitted") or {}
-    start_s = each.time_s("status.startTime") or JsonObject(each.place, admitted).time_s("lastTransitionTime")
+    start_s = _began_s(each, conditions, parts_s, arrival_s if ended is not None else None)
     if start_s is None and not any(reason in _BEGINS for _, reason in heard):
         return "jobs that never ran"
     if end_s is None:
@@ -137,6 +179,19 @@ def _record(each: JsonObject, heard: list[tuple[float, str]]) -> JobRecord | str
         share=share,
         ended="Failed" if failed else "",
     )
+
+
+def _began_s(
+    each: JsonObject, conditions: Mapping[str, dict[str, Any]], parts_s: float | None, created_s: float | None
+) -> float | None:
+    """When it began, as far as it is told; of what does not say, once it has ended, when it was resumed or created."""
+    admission = conditions.get("Admitted") or {}
+    admitted = JsonObject(each.place, {} if admission.get("status") == "False" else admission)  # else it lost it then
+    told_s = each.time_s("status.startTime") or admitted.time_s("lastTransitionTime") or parts_s
+    suspended = JsonObject(each.place, conditions.get("Suspended") or {})
+    if told_s or each.data["kind"] not in _UNTIMED or created_s is None or suspended.data.get("status") == "True":
+        return told_s
+    return suspended.time_s("lastTransitionTime") or created_s
 
 
 def _told_s(heard: list[tuple[float, str]], end_s: float) -> float | None:
@@ -186,6 +241,9 @@ def _requests(node: Any, times: int) -> Iterator[tuple[str, Any, int]]:
                 asked = _dict(resources.get("limits")) | _dict(resources.get("requests"))
                 yield from ((key, value, times) for key, value in asked.items())
             return
+        of_a_node = _dict(node.get("resourcesPerNode"))  # of a TrainJob
+        asked = _dict(of_a_node.get("limits")) | _dict(of_a_node.get("requests"))
+        yield from ((key, value, times) for key, value in asked.items())
         for value in node.values():
             yield from _requests(value, times)
 
