@@ -11,6 +11,7 @@ from dovetail.cluster.optimise.classes import group
 from dovetail.cluster.optimise.equal_shares import pair_up
 from dovetail.cluster.optimise.shares import water_level
 from dovetail.cluster.optimise.windows import divide, raised
+from dovetail.cluster.policies.tiresias import gittins
 
 numbers = st.floats(0.05, 5.0)
 
@@ -89,3 +90,16 @@ def test_a_class_beside_itself(count: int) -> None:
     for side in (0, 1):
         np.add.at(got, pairs[:, side], share[:, 0])
     assert got == pytest.approx(np.full(count, 2 / count))
+
+
+@settings(max_examples=30, deadline=None)
+@given(st.integers(0, 1000), st.sampled_from([1, 2, 30, 200]))
+def test_the_gittins_index_of_many_jobs_is_that_of_its_definition(seed: int, many: int) -> None:
+    """All jobs at once, by the hull of the sizes: what each further size would give, one after another."""
+    generator = np.random.default_rng(seed)
+    sizes = np.sort(10 ** generator.uniform(0, 5, many) if seed % 2 else generator.integers(1, 9, many) * 1.0)
+    service = np.concatenate([[0.0], sizes, generator.uniform(0, 1.1 * sizes[-1], 50)])
+    for had, index in zip(service, gittins(sizes, service), strict=True):
+        left = sizes[sizes > had] - had
+        ended = [(left <= more).sum() / np.minimum(left, more).sum() for more in left]
+        assert index == pytest.approx(max(ended, default=0.0))

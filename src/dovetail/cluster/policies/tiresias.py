@@ -5,9 +5,10 @@ from __future__ import annotations
 from math import inf
 
 import numpy as np
+from numpy.typing import NDArray
 
 from dovetail.cluster.optimise.placement import Placement
-from dovetail.cluster.policies.base import Allocation, Floats, Problem
+from dovetail.cluster.policies.base import Allocation, Floats, Ints, Problem
 from dovetail.core.registry import policy
 
 _SIZES = 500  # of more sizes, as many quantiles are enough
@@ -114,11 +115,46 @@ def gittins(sizes: Floats, service: Floats) -> Floats:
     """
     if len(sizes) > _SIZES:
         sizes = sizes[np.linspace(0, len(sizes) - 1, _SIZES).round().astype(np.int64)]
-    first = sizes.searchsorted(service, side="right")
+    many = len(sizes)
     upto = np.concatenate(([0.0], np.cumsum(sizes)))
-    ended = np.arange(1, len(sizes) + 1) - first[:, None]  # by job and size that it may end at
-    more = sizes - service[:, None]
-    expected = upto[1:] - upto[first][:, None] - ended * service[:, None] + (len(sizes) - first[:, None] - ended) * more
-    able = ended > 0
-    index: Floats = np.where(able, ended / np.where(able, expected, 1.0), 0.0).max(axis=1)
+    first = sizes.searchsorted(service, side="right")
+    # Service that is expected until each size, of all that reach the first one, as heights over the sizes' numbers: an
+    # index is one over the least slope from a job's point to those ahead of it, which touches their hull from below.
+    height = upto[1:] + np.arange(many - 1, -1, -1) * sizes
+    below = upto[first] + (many - first) * service
+    after = _next_of_hull(height)
+
+    def falls(at: Ints) -> NDArray[np.bool_]:
+        """Whether the hull goes on from here at less than the slope that leads here."""
+        to = after[at]
+        less: NDArray[np.bool_] = (height[to] - height[at]) * (at + 1 - first) < (height[at] - below) * (to - at)
+        return less
+
+    strides = [after]
+    while (strides[-1] < many - 1).any():
+        strides.append(strides[-1][strides[-1]])
+    end = np.minimum(first, many - 1)
+    onward = falls(end)
+    for stride in reversed(strides):
+        end = np.where(onward & falls(stride[end]), stride[end], end)
+    end = np.where(onward, after[end], end)
+    ended = end + 1 - first
+    expected = upto[end + 1] - upto[first] - ended * service + (many - first - ended) * (sizes[end] - service)
+    index: Floats = np.where(ended > 0, ended / np.where(ended > 0, expected, 1.0), 0.0)
     return index
+
+
+def _next_of_hull(height: Floats) -> Ints:
+    """By point: the next one on the lower hull of it and all behind it; the last one's is itself.
+
+    >>> _next_of_hull(np.array([0.0, 3.0, 1.0, 5.0])).tolist()
+    [2, 2, 3, 3]
+    """
+    hull: list[int] = []
+    after, y = [0] * len(height), height.tolist()
+    for at in range(len(y) - 1, -1, -1):
+        while len(hull) > 1 and (y[hull[-1]] - y[at]) * (hull[-2] - at) >= (y[hull[-2]] - y[at]) * (hull[-1] - at):
+            hull.pop()
+        after[at] = hull[-1] if hull else at
+        hull.append(at)
+    return np.array(after, dtype=np.int64)
