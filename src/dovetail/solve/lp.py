@@ -45,9 +45,16 @@ class LinearProgram:
     """
 
     def __init__(
-        self, *, maximise: bool, time_limit_s: float = inf, gap: float = 0.0, node_limit: int | None = None
+        self,
+        *,
+        maximise: bool,
+        time_limit_s: float = inf,
+        gap: float = 0.0,
+        node_limit: int | None = None,
+        once: bool = False,
     ) -> None:
-        """With integers, stop within `gap` of the best value, or after so many nodes."""
+        """With integers, stop within `gap` of the best value, or after so many nodes. What is solved `once` is sooner
+        done from the outside: the dual method's start is no point that is allowed."""
         import highspy as package  # here, for it takes a third of a second
 
         highspy: Any = package
@@ -67,7 +74,7 @@ class LinearProgram:
             "threads": 1,
             "solver": "simplex",
             "presolve": "off",  # it would throw the basis away
-            "simplex_strategy": 4,  # primal: after a change the last point is mostly still allowed
+            "simplex_strategy": 1 if once else 4,  # primal: after a change the last point is mostly still allowed
             "simplex_scale_strategy": 0,  # models come with numbers about 1
             "primal_simplex_bound_perturbation_multiplier": 0.0,  # so there is nothing to clean up afterwards
             "random_seed": 0,
