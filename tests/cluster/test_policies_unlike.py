@@ -17,7 +17,7 @@ from dovetail.cluster.optimise.nash_without import WithoutOne
 from dovetail.cluster.optimise.price_search import NoPricesError
 from dovetail.cluster.optimise.prices import PricedShares
 from dovetail.cluster.optimise.shares import proportional_rate
-from dovetail.cluster.policies import make, strategy_proof
+from dovetail.cluster.policies import elastic_throughput, make, strategy_proof
 from dovetail.cluster.policies.base import Allocation, Floats, Ints, Problem
 from dovetail.testing.cluster.problems import random_problem
 
@@ -248,6 +248,41 @@ def test_pairs_that_pay_are_enough(name: str, monkeypatch: pytest.MonkeyPatch) -
             problem = replace(part(problem, np.sort(generator.permutation(problem.jobs)[2:])), rates=rates)
             if not problem.jobs:
                 break
+
+
+def test_elastic_widths_by_prices_are_worth_as_much_as_by_the_program(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Call after call, of models at three widths each: what is not proven to be the best says how far it may be."""
+    for seed in range(20):
+        generator = np.random.default_rng(seed)
+        models, types = int(generator.integers(1, 40)), int(generator.integers(1, 4))
+        counts, weights = tuple(generator.integers(0, 30, types).tolist()), (1.0, 1.0, 5.0)
+        problem = random_problem(generator, jobs=60, kinds=3 * models, counts=counts, weights=weights, unfit=0.2)
+        widths, scaled = np.tile([1, 2, 4], models), np.repeat(np.arange(3 * models).reshape(-1, 3), 3, axis=0)
+        problem = replace(problem, scaled=scaled, kind_width=widths, width=widths[problem.kind])
+        priced, counted = make("elastic_throughput"), make("elastic_throughput")
+        for _ in range(3):
+            monkeypatch.setattr(elastic_throughput, "FEW", -1)
+            found = priced.allocate(problem)
+            monkeypatch.setattr(elastic_throughput, "FEW", 10**9)
+            expected = counted.allocate(problem)
+            assert not found.fault(problem)
+            assert found.kind is not None
+            assert (widths[found.kind] @ found.share <= problem.counts).all()
+            if expected.value is None:
+                assert found.value is None
+                continue
+            assert found.value is not None
+            lack = expected.value - found.value
+            assert lack <= 1e-5 * expected.value or f"at most {lack:.2g} less" in found.why
+            runs = found.share.max(axis=1) > 0
+            got = found.throughput(problem)[runs]
+            may = problem.rates[scaled[problem.kind[runs]]] * (widths[scaled[problem.kind[runs]]][:, :, None] <= counts)
+            least = np.where(may > 0, may, np.inf).min(axis=(1, 2))
+            assert problem.weight[runs] @ np.sqrt(got / least) == pytest.approx(found.value)
+            monkeypatch.setattr(elastic_throughput, "FEW", -1)
+            again = priced.allocate(problem)
+            assert (again.share == found.share).all()  # nobody is moved for nothing
+            problem = part(problem, np.sort(generator.permutation(problem.jobs)[5:]))
 
 
 def test_a_price_that_is_noise_bounds_no_level() -> None:
