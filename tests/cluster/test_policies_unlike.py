@@ -250,6 +250,45 @@ def test_pairs_that_pay_are_enough(name: str, monkeypatch: pytest.MonkeyPatch) -
                 break
 
 
+def test_pairs_that_pay_are_enough_where_there_are_deadlines(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Some can all be kept, some only with pairs that did not pay before, and of some not even all pairs keep all."""
+    name, missed = "max_sum_throughput_normalized_by_cost_packed_SLOs", 0
+    for seed in range(16):
+        problem, generator = drawn(seed, pairs=True, deadlines=0.3), np.random.default_rng(seed)
+        problem.deadline_s *= (30.0, 10.0, 3.0)[seed % 3]
+        priced, every = make(name), make(name)
+        for _ in range(2):
+            monkeypatch.setattr(share_lp, "FEW_PAIRED", 0)
+            found = priced.allocate(problem)
+            monkeypatch.setattr(share_lp, "FEW_PAIRED", 10**9)
+            expected = every.allocate(problem)
+            assert not found.fault(problem)
+            assert found.value == pytest.approx(expected.value, rel=1e-6), seed
+            assert found.why == expected.why
+            assert levels(problem, found).sum() == pytest.approx(levels(problem, expected).sum(), rel=1e-6), seed
+            missed += "cannot be kept" in found.why
+            problem = part(problem, np.sort(generator.permutation(problem.jobs)[2:]))
+            if not problem.jobs:
+                break
+    assert 0 < missed < 25
+
+
+def test_deadlines_that_take_other_pairs_than_money_does_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Who is worth next to nothing is in no pair that pays, and keeps its deadline only beside others."""
+    monkeypatch.setattr(share_lp, "FEW_PAIRED", 0)
+    generator = np.random.default_rng(1)
+    problem = random_problem(generator, jobs=40, kinds=40, counts=(8, 8), pairs=True)
+    problem = replace(problem, kind=np.arange(40), deadline_s=np.full(40, np.inf))
+    assert problem.pair_rates is not None
+    problem.rates[:20] *= 1e-3
+    problem.pair_rates[:20] *= 1e-3
+    problem.deadline_s[:20] = problem.steps_left[:20] / problem.speed[:20].max(axis=1) / 0.5
+    found = make("max_sum_throughput_normalized_by_cost_packed_SLOs").allocate(problem)
+    assert "cannot be kept" not in found.why
+    need = problem.steps_left[:20] / problem.deadline_s[:20]
+    assert (found.throughput(problem)[:20] >= need * (1 - 1e-6)).all()
+
+
 def test_elastic_widths_by_prices_are_worth_as_much_as_by_the_program(monkeypatch: pytest.MonkeyPatch) -> None:
     """Call after call, of models at three widths each: what is not proven to be the best says how far it may be."""
     for seed in range(20):

@@ -94,13 +94,37 @@ class DemandProgram(ShareProgram):
         return z
 
     def best_with(self, want: Floats) -> float | None:
-        """The largest worth where everybody gets what it wants; None if that cannot be."""
+        """The largest worth where everybody gets what it wants; None if that cannot be, or with some pairs only if it
+        was not found."""
+        sought = False
         while True:
             for cut in self._cuts_now:
                 self._bound_cut(cut, self._beyond(cut, want), 0.0)
             total = self.best_worth(self._mean(want))
-            if total is None or not self._cut_what_is_broken(want):
+            if total is None and self._pool is not None and not sought:
+                self._seek(want)
+                sought = True
+            elif total is None or not self._cut_what_is_broken(want):
                 return total
+
+    def _seek(self, want: Floats) -> None:
+        """Add pairs until everybody can have as much of what it wants as all pairs allow, the same part for all."""
+        columns, nothing = self._columns, np.zeros(len(self.size))
+        self._seeking = True
+        self.first.set_costs(columns, np.zeros(len(columns)))
+        self.first.set_costs([LEVEL], [1.0])
+        self.first.set_bounds([LEVEL], [-1.0], [0.0])
+        for cut in self._cuts_now:
+            self._bound_cut(cut, self._beyond(cut, want), self._beyond(cut, want))
+        self.level_above(self._mean(want), self._mean(want))
+        for cut in self._cuts_now:
+            self._bound_cut(cut, self._beyond(cut, want), 0.0)
+        for slot in self._slope.nonzero()[0].tolist():
+            self.first.set_coefficient(int(self._level_row[slot]), LEVEL, 0.0)
+        self._slope, self._seeking = nothing, False
+        self.first.set_bounds([LEVEL], [0.0], [0.0])
+        self.first.set_costs([LEVEL], [0.0])
+        self.first.set_costs(self._columns, self._worth_of)
 
     def most_met(self, want: Floats) -> NDArray[np.bool_]:
         """As many demands as can be met together (by job); of as many, those of older jobs.

@@ -72,16 +72,23 @@ class PairPool:
         return self._columns(found)
 
     def paying(
-        self, type_price: Floats, time_price: Floats, level_worth: Floats, beyond: list[Beyond], tie_break: float
+        self,
+        type_price: Floats,
+        time_price: Floats,
+        level_worth: Floats,
+        rate_worth: Floats,
+        beyond: list[Beyond],
+        tie_break: float,
     ) -> Columns:
         """The best pair of every class and type, where any is worth more than it costs.
 
-        Prices and worth are by class; `tie_break` is what the fixed preference counts.
+        Prices of time and what levels are worth are by class, what a step per second is worth by type; `tie_break` is
+        what the fixed preference counts.
         """
         found: list[tuple[Ints, Ints, Ints]] = []
         each = np.arange(len(self.slots))
         for on, (level, never) in enumerate(zip(self._level, self._never, strict=True)):
-            value = level_worth[:, None] * level
+            value = (level_worth + rate_worth[on] * self._unit)[:, None] * level
             for one in beyond:
                 value[one.position] += one.price * np.maximum(level[one.position] - one.rate, 0.0)
             cost = time_price + self._width * type_price[on] / 2  # both have the same width

@@ -74,19 +74,23 @@ class ShareProgram:
     _last: Floats  # by option: share of time at the last decision
     _bounds: dict[int, tuple[Floats, Floats]]  # by program: the bounds of its time rows and of its level rows
     _some_priced: bool  # whether some pairs may be no columns
+    _worth_of: Floats  # by option: what a unit of its time is worth in the first program
+    _seeking: bool  # whether the first program looks for levels that can be held, whatever they are worth
     _pool: PairPool | None
     _prices: RowPrices | None
 
-    def __init__(self) -> None:
+    def __init__(self, every_pair: bool = False) -> None:
+        """`every_pair`: all are columns, however many there are."""
+        self.every_pair = every_pair
         self._marks: tuple[Floats | Ints | None, ...] = ()
         self._kept: dict[tuple[object, object, int], float] = {}  # the last shares, while there is no program
 
     def __getstate__(self) -> dict[str, object]:
         """The last shares: all that is not found again in the next problem."""
-        return {"_kept": self._shares_kept()}
+        return {"_kept": self._shares_kept(), "every_pair": self.every_pair}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        self._marks, self._kept = (), state["_kept"]
+        self._marks, self._kept, self.every_pair = (), state["_kept"], state["every_pair"]
 
     def load(
         self,
@@ -226,6 +230,11 @@ class ShareProgram:
         return self._solved(self.second) is not None
 
     @property
+    def some_priced(self) -> bool:
+        """Whether some pairs may be no columns."""
+        return self._some_priced
+
+    @property
     def total(self) -> Floats:
         """By option: the time spent on it, at the last solution."""
         return np.maximum(self._solved_last.values()[1:], 0.0)
@@ -266,9 +275,10 @@ class ShareProgram:
         self._types = len(problem.counts)
         self._worth = np.zeros(self._types) if worth is None else worth
         self._worth_scale = float((rates * self._worth).max(initial=0.0)) or 1.0
-        self._slot, self._some_priced = {}, False
+        self._slot, self._some_priced, self._seeking = {}, False, False
         self._kind = self._width = self._level_row = self._time_row = np.zeros(0, dtype=np.int64)
         self.size = self._number = self._slope = self._last = self._tie_break = self._gain = self.normal = np.zeros(0)
+        self._worth_of = np.zeros(0)
         self._rates = np.zeros((0, self._types))
         self.options = Columns(self._kind, self._kind, self._kind, self.size, self.size)
         self.first, self.second = LinearProgram(maximise=True), LinearProgram(maximise=True)
@@ -318,7 +328,7 @@ class ShareProgram:
 
     def _shared(self, slots: Ints, pair_rates: Floats) -> Columns:
         of = self._kind, self._width, self._rates, pair_rates
-        if len(self._kind) <= FEW_PAIRED or self._worth.any():
+        if len(self._kind) <= FEW_PAIRED or self.every_pair:
             return shared(slots, *of)
         itself = beside_itself(slots, *of)
         if self._some_priced and len(slots) <= FEW_KINDS * len(self._kind):
@@ -335,7 +345,8 @@ class ShareProgram:
         gain, worth = self._enter(self.first, options, upper)
         self._enter(self.second, options, upper)
         first = self.first.columns - len(options)
-        self.first.set_costs(first + np.arange(len(options)), worth)
+        self.first.set_costs(first + np.arange(len(options)), 0 * worth if self._seeking else worth)
+        self._worth_of = np.concatenate([self._worth_of, worth])
         tie_break = options.tie_break(self._number)
         self._gain = np.concatenate([self._gain, gain + TIE_BREAK * tie_break])
         self._tie_break = np.concatenate([self._tie_break, tie_break])
@@ -420,7 +431,10 @@ class ShareProgram:
         level_price = price[self._level_row[self.at]] - (1.0 if last else 0.0)
         tie_break = TIE_BREAK if last else 0.0
         time_price = price[self._time_row[self.at]]
-        return pool.paying(price[: self._types], time_price, -level_price, self._beyond_price(price), tie_break)
+        paid = 0.0 if last or self._seeking else 1.0  # for what a step is worth; the second program holds the total
+        rate_worth = (paid - price[self._types]) * self._worth / self._worth_scale
+        beyond = self._beyond_price(price)
+        return pool.paying(price[: self._types], time_price, -level_price, rate_worth, beyond, tie_break)
 
     def _beyond_price(self, price: Floats) -> list[Beyond]:
         """What other rows pay for levels above a rate."""

@@ -40,6 +40,7 @@ class MaxSumThroughputSlos:
 
     def __init__(self) -> None:
         self._program = DemandProgram()
+        self._every = DemandProgram(every_pair=True)  # where not all deadlines can be kept: to choose takes all pairs
         self._unlike = UnlikeShares()
 
     def allocate(self, problem: Problem) -> Allocation:
@@ -72,10 +73,15 @@ class MaxSumThroughputSlos:
     def _try(self, problem: Problem, apart: Ints) -> Allocation | Ints:
         program = self._program
         pair_rates = problem.pair_rates if self.packs else None
-        program.load(problem, group(problem.kind, apart), problem.rates, pair_rates, per_money(problem))
+        given = problem, group(problem.kind, apart), problem.rates, pair_rates, per_money(problem)
+        program.load(*given)
         asked = needed_rate(problem) / program.normal_rate()
         want = np.where(asked > program.top_rate(), 0.0, asked)
         total = program.best_with(want)
+        if total is None and program.some_priced:
+            program = self._every
+            program.load(*given)
+            total = program.best_with(want)
         if total is None:
             want = np.where(program.most_met(want), want, 0.0)
             total = program.best_with(want)
