@@ -146,6 +146,27 @@ def test_a_name_with_a_bar_in_the_last_column(tmp_path: Path) -> None:
     assert found.jobs[0].name == "a|b"
 
 
+def test_a_name_with_a_bar_in_any_column(tmp_path: Path) -> None:
+    found = _read(tmp_path, "JobID|JobName|Submit|Elapsed|AllocTRES\n1|a|b|1000|60|gres/gpu=1\n")
+    assert [(job.name, job.width) for job in found] == [("a|b", 1)]
+    with pytest.raises(InputError, match=r"log.txt:2: expected 6 columns, found 7"):  # which of the two has it?
+        _read(tmp_path, "JobID|JobName|Comment|Submit|Elapsed|AllocTRES\n1|a|b|c|1000|60|gres/gpu=1\n")
+
+
+@pytest.mark.parametrize("between", [";", "\t", "^"])
+def test_accounts_with_another_delimiter(tmp_path: Path, between: str) -> None:
+    expected = _read(tmp_path, SACCT)
+    found = _read(tmp_path, SACCT.replace("|", between))
+    assert (found.jobs, found.dropped) == (expected.jobs, expected.dropped)
+
+
+def test_accounts_with_commas_need_quotes(tmp_path: Path) -> None:
+    quoted = 'JobID,JobName,Submit,Elapsed,AllocTRES\n7,"a,b",1000,60,"cpu=1,gres/gpu=2"\n'
+    assert [(job.name, job.width) for job in _read(tmp_path, quoted)] == [("a,b", 2)]
+    with pytest.raises(InputError, match=r"log.txt:2: expected 5 columns, found 7 \(commas in a cell need quotes"):
+        _read(tmp_path, quoted.replace('"', ""))
+
+
 def test_older_accounts_count_accelerators_by_node(tmp_path: Path) -> None:
     found = _read(tmp_path, "JobID|Submit|Elapsed|AllocGRES|AllocNodes|\n1|1000|60|gpu:v100:2|4|\n2|1001|60|gpu:1|1|\n")
     assert [job.width for job in found] == [8, 1]

@@ -1,4 +1,4 @@
-"""Slurm's accounts: what `sacct` prints, with any columns, `--parsable2`, `--parsable` or as a table.
+"""Slurm's accounts: what `sacct` prints, with any columns, parsable, with any `--delimiter`, or as a table.
 
 A job arrives when it was submitted and ran for `Elapsed`; its accelerators are those of `AllocTRES`, else `ReqTRES`,
 else `AllocGRES` on each node. Each task of an array is a job; steps, jobs that never ran and those that still run are
@@ -7,6 +7,7 @@ left out.
 
 from __future__ import annotations
 
+import csv
 import re
 from collections.abc import Iterator
 from datetime import UTC, datetime
@@ -26,6 +27,8 @@ _NODES = re.compile(r"\bnode=(\d+)")
 _SLICE = re.compile(r"(\d)g\.\d+gb")  # part of an accelerator, in sevenths
 _NOTHING = ("", "unknown", "none", "n/a", "(null)", "none assigned")
 _OPEN = ("RUNNING", "SUSPENDED", "COMPLETING", "RESIZING", "STOPPED", "SIGNALING", "STAGE_OUT")
+_DELIMITED = re.compile(r'\s*"?[A-Za-z]+"?([|;,\t~^!#@])')
+_FREE_TEXT = {"jobname", "comment", "admincomment", "submitline", "workdir"}
 _TIMES = ("elapsedraw", "elapsed", "start")
 _ACCELERATORS = ("alloctres", "reqtres", "allocgres", "reqgres")
 
@@ -178,8 +181,8 @@ def _wanted(row: CsvRow) -> tuple[str, ...]:
 
 
 def _lines(path: Source, told: bool) -> Iterator[CsvRow | InputError]:
-    """The rows of a table with `|` between cells, or of one whose second line says by dashes how wide columns are.
-    `told`: how many accelerators a job had need not stand in it."""
+    """The rows of a table with `|` or another sign between cells, or of one whose second line says by dashes how wide
+    columns are. `told`: how many accelerators a job had need not stand in it."""
     if isinstance(path, GivenRows):
         given = [{name.lower(): value for name, value in row.items()} for row in path.rows]
         for each in read_rows(GivenRows(path.name, given)):
@@ -194,12 +197,13 @@ def _lines(path: Source, told: bool) -> Iterator[CsvRow | InputError]:
             if not line.strip():
                 continue
             if row is None:
-                row, header = CsvRow(path, [name.strip().lower() for name in line.split("|")]), line
+                between, header = _between(line), line
+                row = CsvRow(path, [name.strip().lower() for name in _split(line, between)])
                 row.line = number
-                if "|" in line:
+                if between:
                     _check(row, told)
                 continue
-            if "|" not in header and not spans:
+            if not between and not spans:
                 spans = [match.span() for match in re.finditer(r"-+", line)]
                 if not spans or set(line.strip()) - {"-", " "}:
                     raise InputError(f"{path}:{number}: expected a line of dashes under the names, found {line[:60]!r}")
@@ -208,15 +212,34 @@ def _lines(path: Source, told: bool) -> Iterator[CsvRow | InputError]:
                 _check(row, told)
                 continue
             row.line = number
-            cells = [line[a:b] for a, b in spans] if spans else line.split("|")
+            cells = [line[a:b] for a, b in spans] if spans else _split(line, between)
             more = len(cells) - len(row.columns)
-            if more > 0 and row.columns[-1] in ("jobname", "comment", "submitline", "workdir"):
-                cells[-more - 1 :] = ["|".join(cells[-more - 1 :])]  # a name may have a bar in it
+            free = [at for at, name in enumerate(row.columns) if name in _FREE_TEXT]
+            if more > 0 and len(free) == 1 and between != ",":  # a name may have a bar in it
+                cells[free[0] : free[0] + more + 1] = [between.join(cells[free[0] : free[0] + more + 1])]
             if len(cells) != len(row.columns):
-                yield row.error("", f"expected {len(row.columns)} columns, found {len(cells)}")
+                hint = " (commas in a cell need quotes around it; sacct -P prints bars)" if between == "," else ""
+                yield row.error("", f"expected {len(row.columns)} columns, found {len(cells)}{hint}")
                 continue
             row.cells = [cell.strip() for cell in cells]
             yield row
+
+
+def _between(header: str) -> str:
+    """The sign between cells; nothing if columns stand under each other.
+
+    >>> _between("JobID|JobName"), _between('"JobID","JobName"'), _between("JobID    JobName")
+    ('|', ',', '')
+    """
+    found = _DELIMITED.match(header)
+    return found[1] if found else ""
+
+
+def _split(line: str, between: str) -> list[str]:
+    """The cells of a line; in those that are not between bars, quotes are taken away."""
+    if between in ("", "|"):
+        return line.split("|")
+    return next(csv.reader([line], delimiter=between), [])
 
 
 def _check(row: CsvRow, told: bool) -> None:
@@ -231,7 +254,9 @@ def _check(row: CsvRow, told: bool) -> None:
 def _looks(text: str) -> bool:
     if text.startswith("["):
         return '"jobid' in text.lower()  # rows that were given
-    names = {name.strip().lower() for name in re.split(r"[|\s]+", text.lstrip().partition("\n")[0])}
+    header = text.lstrip().partition("\n")[0]
+    cells = _split(header, _between(header)) if _between(header) else header.split()
+    names = {name.strip().lower() for name in cells}
     return bool(names & {"jobid", "jobidraw"}) and len(names) > 1
 
 
