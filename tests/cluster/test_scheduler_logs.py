@@ -409,6 +409,20 @@ def test_the_parts_of_what_a_workload_stands_for_do_not_count_again(tmp_path: Pa
         assert [(job.name, job.width, job.entity) for job in found] == [("whole", 8, "research")]
 
 
+def test_a_ray_job_has_as_many_workers_as_it_has_at_least(tmp_path: Path) -> None:
+    for more, width in (
+        ({"replicas": 2}, 8),
+        ({"minReplicas": 1, "maxReplicas": 5}, 4),
+        ({"replicas": 2, "numOfHosts": 2}, 16),
+    ):
+        workers = [{"groupName": "w", "template": _pod(4), **more}]
+        spec = {"rayClusterSpec": {"headGroupSpec": {"template": _pod(0)}, "workerGroupSpecs": workers}}
+        status = {"startTime": "2026-09-02T10:01:00Z", "endTime": "2026-09-02T10:11:00Z", "jobStatus": "SUCCEEDED"}
+        job = {"apiVersion": "ray.io/v1", "kind": "RayJob", "metadata": _meta("r", "r1", "10:00:00")}
+        found = _read(tmp_path, _listed([job | {"spec": spec, "status": status}]), "k8s.json")
+        assert [(each.width, each.duration_s) for each in found] == [(width, 600.0)]
+
+
 def test_jobs_that_a_timetable_makes_are_jobs(tmp_path: Path) -> None:
     jobs = [_part(f"nightly-{i}", "10:00:00", "10:10:00", _owned("CronJob", "cron")) for i in range(2)]
     assert len(_read(tmp_path, _listed(jobs), "k8s.json")) == 2
@@ -504,6 +518,11 @@ def test_what_ray_prints(tmp_path: Path) -> None:
     assert [job.name for job in both] == ["raysubmit_a", "05000000"]
 
 
+def test_what_a_terminal_printed_around_it(tmp_path: Path) -> None:
+    around = "2023-08-25 16:17:08,147\tINFO dashboard_sdk.py:338 -- Uploading\n" + PRINTED + "user@head:~$ \n"
+    assert len(_read(tmp_path, around, map={"width": "1"})) == len(_read(tmp_path, PRINTED, map={"width": "1"})) == 2
+
+
 def test_what_ray_answers_and_writes(tmp_path: Path) -> None:
     job = {
         "submission_id": "raysubmit_a",
@@ -553,6 +572,24 @@ def test_what_this_version_of_ray_prints(tmp_path: Path) -> None:
 
     found = _read(tmp_path, pformat([details, details.model_copy(update={"submission_id": "t"})]), map={"width": "1"})
     assert [job.name for job in found] == ["s", "t"]
+
+
+@pytest.mark.parametrize(
+    ("text", "hint"),
+    [
+        ("1|a|x|COMPLETED|gres/gpu=2\n", "sacct prints without its header: leave -n, --noheader away"),
+        ('{\n "jobs": [],\n "meta": {"slurm": {}}}', "sacct --json prints: leave --json away, and give -P"),
+        ("apiVersion: v1\nitems:\n- kind: Job\n", "kubectl prints: give -o json"),
+        (
+            "LAST SEEN   TYPE     REASON     OBJECT\n5m   Normal   Admitted   workload/x\n",
+            "kubectl prints: give -o json",
+        ),
+        ("\n======== List: 2023-01-01 00:00:00.0 ========\nStats:\n", "ray list jobs prints: give --format json"),
+    ],
+)
+def test_a_log_in_a_form_that_is_not_read_is_known_by_its_looks(tmp_path: Path, text: str, hint: str) -> None:
+    with pytest.raises(InputError, match=rf"log.txt:1: not a trace that is known: .*\(it looks like what {hint}\)"):
+        _read(tmp_path, text)
 
 
 # --- all --------------------------------------------------------------------------------------------------------------

@@ -32,7 +32,15 @@ FORMATS: dict[str, TraceFormat] = {
     for each in module.FORMATS
 }
 
-_ROW_OF_SACCT = re.compile(r"\d+[\w.+\[\]-]*\|.*\|")
+_NEARLY = (  # how files begin that somebody printed in another form, and what to do about it
+    (r"\d+[\w.+\[\]-]*\|.*\|", "it looks like what sacct prints without its header: leave -n, --noheader away"),
+    (r'\{.*"slurm"', "it looks like what sacct --json prints: leave --json away, and give -P"),
+    (
+        r"(---\n)?(apiVersion|kind): |(NAMESPACE|LAST SEEN|NAME) +[A-Z]",
+        "it looks like what kubectl prints: give -o json",
+    ),
+    (r"=+ List: .* =+", "it looks like what ray list jobs prints: give --format json"),
+)
 
 
 @dataclass(slots=True, kw_only=True)
@@ -156,8 +164,8 @@ def detect(path: Source) -> TraceFormat:
     found = f"a header with {', '.join(header)[:100] or 'nothing'}"
     if len(cells) > 1:
         found = f"{len(cells)} columns with tabs between"
-    if _ROW_OF_SACCT.match(begin):
-        found += " (it looks like what sacct prints without its header: leave -n, --noheader away)"
+    if hint := next((hint for pattern, hint in _NEARLY if re.match(pattern, begin.lstrip(), re.DOTALL)), ""):
+        found += f" ({hint})"
     raise InputError(f"{path}:1: not a trace that is known: found {found}; known formats: {', '.join(FORMATS)}")
 
 

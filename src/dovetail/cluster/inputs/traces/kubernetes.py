@@ -232,7 +232,8 @@ def _requests(node: Any, times: int) -> Iterator[tuple[str, Any, int]]:
         for each in node:
             yield from _requests(each, times)
     elif isinstance(node, dict):
-        for key in ("replicas", "parallelism", "count", "numNodes"):
+        least = "minReplicas" if "replicas" not in node else ""  # of workers of a RayJob that grow as they like
+        for key in ("replicas", least, "parallelism", "count", "numNodes", "numOfHosts"):
             if isinstance(count := node.get(key), int) and not isinstance(count, bool):
                 times *= count
         if isinstance(containers := node.get("containers"), list):

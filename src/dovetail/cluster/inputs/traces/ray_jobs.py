@@ -109,8 +109,11 @@ def _objects(path: Source) -> Iterator[JsonObject | InputError]:
         yield from objects(path, ("jobs",))
         return
     line = 1 + text.count("\n", 0, begin.start())
+    printed = text[begin.start() :].strip()
+    if printed.startswith("[") and ")]" in printed:
+        printed = printed[: printed.rindex(")]") + 2]  # a terminal's own text may follow
     try:
-        tree = ast.parse(_MEMBER.sub(r"\1", text[begin.start() :]).strip(), mode="eval").body
+        tree = ast.parse(_MEMBER.sub(r"\1", printed), mode="eval").body
         for node in tree.elts if isinstance(tree, ast.List) else [tree]:
             yield JsonObject(f"{path}:{line + node.lineno - 1}", _evaluated(node))
     except (SyntaxError, ValueError, AttributeError) as error:
