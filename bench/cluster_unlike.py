@@ -6,7 +6,7 @@
 
 CPU milliseconds. Three accelerators for every four jobs, on types that are unlike. Between two calls one job in two
 thousand (at least one) leaves and another comes, with rates of its own; the others go on. Where all pairs of jobs have
-rates, or all jobs are matched, few unlike jobs are asked for: see FEWER.
+rates, fewer unlike jobs are asked for: see FEWER. Jobs have no profiles.
 """
 
 from __future__ import annotations
@@ -23,44 +23,22 @@ import numpy as np
 from bench import show
 from dovetail.cluster.policies import make
 from dovetail.cluster.policies.base import Problem
+from dovetail.core.registry import names
 from dovetail.testing.cluster.problems import random_problem
 
 SIZES = (100, 1000, 2000, 10_000)
 FEW = 26  # kinds of jobs in the older system's traces
 CALLS = 6
-FEWER = {  # the most unlike jobs that a policy is asked for
-    "allox": 100,
+FEWER = {  # the most unlike jobs that a policy is asked for: all pairs of them have rates
     "fifo_packed": 1000,
     "finish_time_fairness_packed": 2000,
     "gandiva": 1000,
     "max_min_fairness_packed": 2000,
     "max_min_fairness_water_filling_packed": 100,
-    "max_sum_throughput_normalized_by_cost_packed_SLOs": 100,
+    "max_sum_throughput_normalized_by_cost_packed_SLOs": 1000,
     "min_total_duration_packed": 2000,
 }
-POLICIES = [
-    *FEWER,
-    "fifo",
-    "fifo_perf",
-    "finish_time_fairness",
-    "finish_time_fairness_perf",
-    "isolated",
-    "max_min_fairness",
-    "max_min_fairness_perf",
-    "max_min_fairness_strategy_proof",
-    "max_min_fairness_strategy_proof_perf",
-    "max_min_fairness_water_filling",
-    "max_min_fairness_water_filling_perf",
-    "max_sum_throughput_normalized_by_cost_perf",
-    "max_sum_throughput_normalized_by_cost_perf_SLOs",
-    "max_sum_throughput_perf",
-    "min_total_duration",
-    "min_total_duration_perf",
-    "nash_welfare",
-    "proportional",
-    "shortest_remaining",
-    "tiresias",
-]
+POLICIES = names("cluster")
 
 
 def main() -> None:
@@ -79,7 +57,7 @@ def main() -> None:
     for jobs, kinds in cases:
         for policy in arguments.policies:
             packs = make(policy).packs
-            if min(jobs, kinds) > FEWER.get(policy, kinds) or (policy == "allox" and jobs > FEWER[policy]):
+            if min(jobs, kinds) > FEWER.get(policy, kinds):
                 continue
             found = measure(policy, arguments.calls, jobs, kinds, arguments.types, packs)
             result.setdefault(f"{jobs} jobs of {kinds} kinds", {})[policy] = found

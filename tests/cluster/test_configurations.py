@@ -54,6 +54,22 @@ def test_no_plan_is_better(seed: int) -> None:
     assert (used(plan, on, width, len(counts)) <= counts).all()
 
 
+def test_what_nobody_may_have_changes_no_plan(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of many jobs, such configurations are left out: plans are worth what they are with them."""
+    for seed in range(20):
+        rng = np.random.default_rng(seed)
+        saving, on, width, counts = random_case(rng, 12, 3)
+        saving[:, rng.random(len(on)) < 0.4] = -1.0
+        monkeypatch.setattr("dovetail.cluster.optimise.configurations._MANY", 10**9)
+        expected = choose(saving, on, width, counts)
+        monkeypatch.setattr("dovetail.cluster.optimise.configurations._MANY", 0)
+        plan = choose(saving, on, width, counts)
+        assert plan.saved == pytest.approx(expected.saved, abs=1e-9)
+        runs = np.flatnonzero(plan.choice >= 0)
+        assert plan.saved == pytest.approx(saving[runs, plan.choice[runs]].sum())
+        assert (used(plan, on, width, len(counts)) <= counts).all()
+
+
 def branch_and_bound(saving: Floats, on: Ints, width: Ints, counts: Ints) -> float:
     lp = LinearProgram(maximise=True)
     lp.add_rows(np.full(len(counts) + len(saving), -np.inf), np.concatenate([counts, np.ones(len(saving))]))

@@ -20,6 +20,7 @@ _STEPS, _SHARPER, _SHARP = 60, 0.4, 0.02  # of the search for prices
 _GOLDEN = 0.6180339887498949  # steps of so much cover all of 0 to 1 evenly
 _COUNTABLE = 4_000_000  # entries of the tables that are filled, where counting decides
 _BRANCHABLE = 3_000  # choices left open, where branch and bound does; of more the plan that was found is given
+_MANY = 1_000  # jobs: of more, configurations that none of them may have are left out
 _TINY = 1e-12
 
 
@@ -44,6 +45,9 @@ def choose(
     ([0, 1], 2.6)
     """
     saving = np.where((saving > _TINY) & (width <= counts[on]), saving, -inf)
+    if len(saving) > _MANY and not (used := (saving > -inf).any(axis=0)).all():
+        plan = choose(saving[:, used], on[used], width[used], counts, gap=gap, prices=prices)
+        return plan._replace(choice=np.append(np.flatnonzero(used), -1)[plan.choice])
     if not len(saving) or not len(on) or saving.max() == -inf:
         return ConfigurationPlan(np.full(len(saving), -1), 0.0, 0.0)
     first = saving.argmax(axis=1)
