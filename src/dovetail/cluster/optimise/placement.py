@@ -23,6 +23,10 @@ class Placement:
         order, runs = np.argsort(-problem.rates, axis=1, kind="stable").tolist(), (problem.rates > 0).sum(axis=1)
         self._fastest: list[list[int]] = [each[:many] for each, many in zip(order, runs.tolist(), strict=True)]
 
+    def has_room(self, job: int, on: int) -> bool:
+        """Whether a type has enough accelerators left for a job."""
+        return self.free[on] >= self._width[job]
+
     def fits(self, job: int) -> list[int]:
         """The types that have enough accelerators left for a job."""
         width = self._width[job]

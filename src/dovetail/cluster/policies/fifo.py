@@ -13,7 +13,7 @@ def kept(problem: Problem, type_of: dict[int, int]) -> Placement:
     """Jobs where they were, by id, as far as there is still room."""
     placed = Placement(problem)
     for job, one in enumerate(problem.ids.tolist()):
-        if (on := type_of.get(one)) is not None and on in placed.fits(job):
+        if (on := type_of.get(one)) is not None and placed.has_room(job, on):
             placed.put(job, on)
     return placed
 

@@ -25,20 +25,20 @@ class FifoMoving:
     def allocate(self, problem: Problem) -> Allocation:
         placed, ids = kept(problem, self._type_of), problem.ids.tolist()
         order, runs = fastest_first(problem), (problem.rates > 0).tolist()
-        kind = problem.kind.tolist()
+        kind, faster = problem.kind.tolist(), {on: order[:place] for place, on in enumerate(order)}
         moving = True
         while moving:  # what one leaves may be faster for another
             moving = False
             for job, on in sorted(placed.type_of.items()):
-                faster = order[: order.index(on)]
-                better = next((to for to in faster if runs[kind[job]][to] and to in placed.fits(job)), None)
-                if better is not None:
-                    placed.put(job, better)
-                    moving = True
+                for to in faster[on]:
+                    if placed.has_room(job, to) and runs[kind[job]][to]:
+                        placed.put(job, to)
+                        moving = True
+                        break
         for job in range(len(ids)):
             if job in placed.type_of or placed.never_runs(job):
                 continue
-            best = next((on for on in order if runs[kind[job]][on] and on in placed.fits(job)), None)
+            best = next((on for on in order if placed.has_room(job, on) and runs[kind[job]][on]), None)
             if best is None:
                 break
             placed.put(job, best)

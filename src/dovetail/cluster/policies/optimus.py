@@ -28,16 +28,17 @@ class Optimus:
         widths = widths if problem.kind_width is None else problem.kind_width
         ways = [sorted((int(widths[kind]), kind) for kind in row if kind >= 0) for row in scaled.tolist()]
         rates, left = problem.rates.tolist(), problem.steps_left.tolist()
-        choices = [
-            [(width, way) for width, way in ways[kind] if width <= most]
-            for kind, most in zip(problem.kind.tolist(), problem.most_width.tolist(), strict=True)
-        ]
+        asked = list(zip(problem.kind.tolist(), problem.most_width.tolist(), strict=True))
+        may = {(kind, most): [each for each in ways[kind] if each[0] <= most] for kind, most in set(asked)}
+        choices = [may[each] for each in asked]
         free = problem.counts.tolist()
         place: dict[int, tuple[int, int]] = {}  # by position: place in its choices, type
 
         fastest = np.where(problem.width[:, None] > problem.counts, 0.0, problem.speed).max(axis=1, initial=0.0)
         length = problem.steps_left / np.where(fastest > 0, fastest, 1e-300)
         for job in np.argsort(length, kind="stable").tolist():
+            if not any(free):
+                break
             for at, (width, kind) in enumerate(choices[job]):
                 on = max((j for j, room in enumerate(free) if room >= width), key=rates[kind].__getitem__, default=-1)
                 if on >= 0 and rates[kind][on] > 0:
@@ -56,7 +57,7 @@ class Optimus:
                     return -won_s / more, job, wider
             return None
 
-        heap = [step for job in place if (step := next_step(job))]
+        heap = [step for job in place if len(choices[job]) > 1 and (step := next_step(job))]
         heapify(heap)
         while heap:
             _, job, wider = heappop(heap)
@@ -68,8 +69,10 @@ class Optimus:
                 if step := next_step(job):
                     heappush(heap, step)
         share, runs_as = np.zeros((problem.jobs, len(problem.types))), problem.kind.copy()
-        for job, (at, on) in place.items():
-            share[job, on], runs_as[job] = 1.0, choices[job][at][1]
+        if place:
+            runs = list(place)
+            share[runs, [on for _, on in place.values()]] = 1.0
+            runs_as[runs] = [choices[job][at][1] for job, (at, _) in place.items()]
         used = int(problem.counts.sum()) - sum(free)
         return Allocation(
             share=share, kind=runs_as, why=f"{len(place)} of {problem.jobs} jobs run, on {used} accelerators"
