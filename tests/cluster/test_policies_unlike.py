@@ -14,7 +14,7 @@ from scipy.optimize import linprog
 from dovetail.cluster.optimise import share_lp, unlike
 from dovetail.cluster.optimise.classes import apart
 from dovetail.cluster.optimise.nash_without import WithoutOne
-from dovetail.cluster.optimise.price_search import NoPricesError
+from dovetail.cluster.optimise.price_search import NoPricesError, PriceSearch
 from dovetail.cluster.optimise.prices import PricedShares
 from dovetail.cluster.optimise.shares import proportional_rate
 from dovetail.cluster.policies import elastic_throughput, make, strategy_proof
@@ -185,6 +185,28 @@ def test_prices_of_the_last_call_change_nothing_but_the_time(name: str) -> None:
         rates = problem.rates.copy()
         rates[change] *= generator.uniform(0.5, 2.0, (5, 3))
         problem = replace(problem, rates=rates, ids=np.append(problem.ids[3:], problem.ids[-1] + [1, 2, 3]))
+
+
+@pytest.mark.parametrize("name", ["finish_time_fairness", "min_total_duration", "max_sum_throughput_perf"])
+def test_of_one_type_few_jobs_are_undecided_at_once(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Jobs that tell no types apart are all but equally good, and a few that were here before count a little more."""
+    generator, asked = np.random.default_rng(0), []
+    step = PriceSearch._step
+
+    def counted(self: PriceSearch, price: Floats, undecided: int, normal: bool) -> Any:
+        asked.append(min(undecided, self.blocks))
+        return step(self, price, undecided, normal)
+
+    monkeypatch.setattr(PriceSearch, "_step", counted)
+    problem = random_problem(generator, jobs=2000, kinds=2000, counts=(1500,), widths=(1, 2))
+    problem = replace(problem, kind=np.arange(2000), width=np.ones(2000, dtype=np.int64))
+    warm = make(name)
+    for _ in range(3):
+        found = warm.allocate(problem)
+        check_limits(problem, found.share)
+        assert problem.width @ found.share == pytest.approx(problem.counts)
+        problem = replace(problem, ids=np.append(problem.ids[3:], problem.ids[-1] + [1, 2, 3]))
+    assert max(asked) <= 400
 
 
 def test_few_divide_their_time_between_choices() -> None:

@@ -168,6 +168,8 @@ class PriceSearch:
         price = np.where(self.spent, 0.0, 1.0)
         if self.blocks <= FEW:
             return price
+        if self.types == 1 and not normal and not self.spent.any():
+            return self._of_one_type()
         sample = np.arange(0, self.blocks, 8)
         sample = sample[~self.held[sample]]
         if not len(sample):
@@ -184,6 +186,18 @@ class PriceSearch:
             everybody = self.choices.use(np.arange(self.blocks), chosen, self.size)
             used = part * (self.used + everybody) - self.choices.use(sample, chosen[sample], self.size[sample])
         return price
+
+    def _of_one_type(self) -> Floats:
+        """Where there is one type, and so a sample would tell little of jobs that are nearly alike: who gains most for
+        each accelerator has most of them, until they are used up."""
+        time = self.choices.take(np.repeat([[0.0], [1.0]], self.blocks, axis=1))
+        least = np.where(self.choices.open, time, np.inf).min(axis=0) * self.size
+        most = np.where(self.choices.open, time, 0.0).max(axis=0) * self.size
+        worth = (self.gain[1] - self.gain[0]) / self.size
+        order = np.argsort(-worth, kind="stable")
+        taken = np.cumsum((most - least)[order])
+        at = int(np.searchsorted(taken, self.counts[0] - self.used[0] - least.sum()))
+        return np.maximum(worth[order][at : at + 1], 0.0) if at < self.blocks else np.zeros(1)
 
     def _sample(self, sample: Ints, counts: Floats, used: Floats) -> PriceSearch:
         """The same for some blocks."""
