@@ -16,6 +16,7 @@ from dovetail.cluster.optimise.classes import apart
 from dovetail.cluster.optimise.nash_without import WithoutOne
 from dovetail.cluster.optimise.price_search import NoPricesError, PriceSearch
 from dovetail.cluster.optimise.prices import PricedShares
+from dovetail.cluster.optimise.share_lp import ShareProgram
 from dovetail.cluster.optimise.shares import proportional_rate
 from dovetail.cluster.policies import elastic_throughput, make, strategy_proof
 from dovetail.cluster.policies.base import Allocation, Floats, Ints, Problem
@@ -185,6 +186,27 @@ def test_prices_of_the_last_call_change_nothing_but_the_time(name: str) -> None:
         rates = problem.rates.copy()
         rates[change] *= generator.uniform(0.5, 2.0, (5, 3))
         problem = replace(problem, rates=rates, ids=np.append(problem.ids[3:], problem.ids[-1] + [1, 2, 3]))
+
+
+@pytest.mark.parametrize("jobs", [300, 10_000])
+def test_nash_welfare_of_one_type_is_what_weights_pay_for(jobs: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each has its weight over one price, all of its time at most: found by prices, whatever rounding adds up to."""
+
+    def none(self: ShareProgram, *given: Any) -> None:
+        raise AssertionError("the program is not needed")
+
+    monkeypatch.setattr(ShareProgram, "load", none)
+    generator = np.random.default_rng(2)
+    problem = random_problem(
+        generator, jobs=jobs, kinds=jobs, counts=(3 * jobs // 4,), widths=(1, 1, 2), weights=(1.0, 1.0, 5.0)
+    )
+    share = make("nash_welfare").allocate(problem).share[:, 0]
+    low, high = 0.0, 1e3
+    for _ in range(200):
+        price = (low + high) / 2
+        used = problem.width @ np.minimum(problem.weight / (price * problem.width), 1.0)
+        low, high = (price, high) if used > problem.counts[0] else (low, price)
+    assert share == pytest.approx(np.minimum(problem.weight / (price * problem.width), 1.0), abs=1e-6)
 
 
 @pytest.mark.parametrize("name", ["finish_time_fairness", "min_total_duration", "max_sum_throughput_perf"])

@@ -25,6 +25,7 @@ from dovetail.solve import LinearProgram
 
 NEAR = 1e-3  # relative change of prices: from here on Newton's method
 EXACT = 1e-13
+ROUNDING = 1e-11  # a step as small that is not half of the one before is none
 TANGENTS = 40
 POLISH = 12
 
@@ -106,6 +107,18 @@ class NashSearch(PriceSearch):
         used = np.minimum(used, 0.9 * counts)
         return NashSearch(self.level[:, sample], self.size[sample], self.weight[sample], counts, used)
 
+    def _of_one_type(self) -> Floats:
+        """Where there is one type: a job has as much of it as its weight pays for, at most all of its time."""
+        left, worth = float(self.counts[0] - self.used[0]), self.weight / self.size
+        if self.size.sum() <= left:
+            return np.zeros(1)
+        order = np.argsort(-worth, kind="stable")
+        full = np.cumsum(self.size[order]) - self.size[order]  # of those who have more, if they have all of their time
+        others = np.cumsum(self.weight[order][::-1])[::-1]
+        with np.errstate(divide="ignore"):
+            price = np.where(full < left, others / np.maximum(left - full, 1e-300), np.inf)
+        return price[np.argmax(price >= worth[order])][None]
+
     def _typical(self) -> float:
         return float(self.weight.sum() / self.counts.sum())
 
@@ -182,6 +195,7 @@ class NashSearch(PriceSearch):
         new = np.append(True, job[1:] != job[:-1]) if len(job) else np.zeros(0, dtype=bool)
         base, others = np.flatnonzero(new), np.flatnonzero(~new)
         of = np.searchsorted(base, others, side="right") - 1
+        moved = np.inf
         for _ in range(POLISH):
             value = self.values(price)
             best = value.argmax(axis=0)
@@ -206,8 +220,9 @@ class NashSearch(PriceSearch):
             price[priced] = np.maximum(price[priced] + step[: len(priced)], 0.0)
             weight[others] += step[len(priced) :]
             weight[base] -= np.bincount(of, step[len(priced) :], minlength=len(base)) if ties else 0.0
-            if np.abs(step[: len(priced)]).max(initial=0.0) <= EXACT * price.max():
-                break
+            moved, before = float(np.abs(step[: len(priced)]).max(initial=0.0)), moved
+            if moved <= EXACT * price.max() or before <= 2 * moved <= ROUNDING * price.max():
+                break  # of many jobs, what rounding leaves of the last digit goes back and forth
         else:
             return None
         if len(weight) and (weight.min() < -1e-7 or weight.max() > 1 + 1e-7):
