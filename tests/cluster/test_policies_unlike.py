@@ -11,7 +11,7 @@ import pytest
 from numpy.typing import NDArray
 from scipy.optimize import linprog
 
-from dovetail.cluster.optimise import share_lp, unlike
+from dovetail.cluster.optimise import price_search, share_lp, unlike
 from dovetail.cluster.optimise.classes import apart
 from dovetail.cluster.optimise.nash_without import WithoutOne
 from dovetail.cluster.optimise.price_search import NoPricesError, PriceSearch
@@ -229,6 +229,49 @@ def test_of_one_type_few_jobs_are_undecided_at_once(name: str, monkeypatch: pyte
         assert problem.width @ found.share == pytest.approx(problem.counts)
         problem = replace(problem, ids=np.append(problem.ids[3:], problem.ids[-1] + [1, 2, 3]))
     assert max(asked) <= 400
+
+
+def test_prices_of_the_last_time_that_lead_to_none_are_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A start from which no prices are found is forgotten, and the search begins anew; without one it ends."""
+    calls: list[bool] = []
+    shares = unlike.UnlikeShares()
+
+    def by_prices() -> Allocation:
+        calls.append(bool(shares._start))
+        if shares._start or len(calls) > 2:
+            raise NoPricesError("there are none")
+        return Allocation(share=np.zeros((1, 1)))
+
+    shares._start = {"level 1": np.ones(2)}
+    assert shares.anew(by_prices).share.shape == (1, 1)
+    assert calls == [True, False]
+    with pytest.raises(NoPricesError):
+        shares.anew(by_prices)
+    assert calls == [True, False, False]
+
+
+def test_a_search_for_prices_of_the_next_order_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Eight types, and jobs that came and went: searches within searches are counted, and not without end."""
+    generator = np.random.default_rng(0)
+    problem = random_problem(generator, jobs=600, kinds=600, counts=(56,) * 8, widths=(1, 1, 2))
+    problem = replace(problem, kind=np.arange(600), width=np.ones(600, dtype=np.int64))
+    nested = []
+    among = PriceSearch._among_free
+
+    def counted(self: PriceSearch, price: Floats) -> Any:
+        nested.append(self.tries[0])
+        return among(self, price)
+
+    monkeypatch.setattr(PriceSearch, "_among_free", counted)
+    warm = make("min_total_duration_perf")
+    for _ in range(3):
+        found, expected = warm.allocate(problem), make("min_total_duration_perf").allocate(problem)
+        check_limits(problem, found.share)
+        assert found.value == pytest.approx(expected.value, rel=1e-8)
+        rates = problem.rates.copy()
+        rates[:3] *= generator.uniform(0.5, 2.0, (3, 8))
+        problem = replace(problem, rates=rates, ids=np.append(problem.ids[3:], problem.ids[-1] + [1, 2, 3]))
+    assert all(0 <= left <= price_search.TRIES for left in nested)
 
 
 def test_few_divide_their_time_between_choices() -> None:

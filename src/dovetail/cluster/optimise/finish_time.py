@@ -79,7 +79,8 @@ class FinishProgram:
         if packs:
             return by_program()
         many = too_many(len(np.unique(problem.kind)), problem.jobs)
-        return either(many, partial(self._by_prices, problem, finish, what), by_program)
+        by_prices = partial(self._by_prices, problem, finish, what)
+        return either(many, partial(self._unlike.anew, by_prices), by_program)
 
     def _by_program(self, problem: Problem, finish: FinishDemand, packs: bool, what: str) -> Allocation:
         alone: set[int] = set()  # jobs that must be a class of their own

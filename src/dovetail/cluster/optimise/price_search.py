@@ -29,6 +29,7 @@ STEPS = 100
 ROUGH = 500  # undecided of a sample
 FAR = 200  # undecided, before last time's prices are given up
 CORRECTIONS = 3
+TRIES = 150  # to find prices of the next order, mostly a handful: each may take searches within it
 WIDE = 1e4  # times what is typical: no price is higher
 TIE = 1e-9  # choices that differ by less, over what they cost, are equally good
 FIT = 1e-9  # of a type's accelerators
@@ -92,6 +93,7 @@ class PriceSearch:
         self.choices, self.gain, self.size = choices, gain, size
         self.counts, self.used, self.spent, self.enough = counts, used, spent, enough
         self.types, self.blocks = len(counts), len(size)
+        self.tries = [TRIES]  # that are left: of a search, and of those within it
         # A type that is used up has a price of either sign: those who may still change must leave it used up.
         touches = np.append(False, spent)
         both = (touches[choices.first] | touches[choices.second])[:, None]
@@ -105,7 +107,7 @@ class PriceSearch:
         price = self._from_sample(normal) if price is None else np.where(self.spent, 0.0, price)
         undecided = NEAREST
         for _ in range(STEPS):
-            before = price
+            before, everybody = price, undecided >= self.blocks
             price, found, border = self._step(price, undecided, normal)
             if not border or (roughly and undecided >= min(self.blocks, ROUGH)):
                 return found
@@ -118,6 +120,8 @@ class PriceSearch:
                     return rest
                 everything = float(self.counts[~self.spent].sum())
                 price = 0.99 * price + 0.01 * other * everything / max(float(other @ self.counts), 1e-300)
+            elif everybody and np.abs(price - before).max() <= TIE * price.max():
+                break  # no more can be asked, and these are the best: what they lack is more than rounding
         raise NoPricesError("prices that fit were not found")
 
     def _among_free(self, price: Floats) -> tuple[PricedChoice | None, Floats]:
@@ -125,6 +129,9 @@ class PriceSearch:
 
         They are indifferent, so this price does not tell what each should choose: prices of the next order do.
         """
+        self.tries[0] -= 1
+        if self.tries[0] < 0:
+            raise NoPricesError("prices that fit were not found among types without a price")
         value = self.values(price)
         worth, typical = value.max(axis=0), float(price[~self.spent].max())
         paid = self.spent | (price > TIE * typical)
@@ -138,6 +145,7 @@ class PriceSearch:
         used = self.used + choices.use(np.flatnonzero(one), fixed[one], self.size[one])
         counts = np.where(paid & ~self.spent, self.counts * need, self.counts)
         inner = PriceSearch(choices.only(several), self.gain[:, several], self.size[several], counts, used, paid, need)
+        inner.tries = self.tries
         try:
             found = inner.run(None, normal=True)
         except NoPricesError:  # this price is not yet the best one
@@ -178,6 +186,7 @@ class PriceSearch:
         used, start = part * self.used, None
         for _ in range(CORRECTIONS):
             inner = self._sample(sample, part * self.counts, used)
+            inner.tries = self.tries
             price = inner.run(start, normal=normal, roughly=True).price
             if not normal:
                 price = np.minimum(price, 10.0 * self._typical())

@@ -64,6 +64,17 @@ class UnlikeShares:
         size = (problem.width[first] * classes.count).astype(np.float64)
         self.program = PricedShares(self.level, size, problem.counts.astype(np.float64), self._start)
 
+    def anew(self, by_prices: Callable[[], Allocation]) -> Allocation:
+        """By prices; where those of the last time lead to none, once more without them."""
+        known = bool(self._start)
+        try:
+            return by_prices()
+        except NoPricesError:
+            if not known:
+                raise
+            self._start, self.z = {}, np.inf
+            return by_prices()
+
     @property
     def runs(self) -> Floats:
         """By class: 1 if there is any type that it runs on, else 0."""
