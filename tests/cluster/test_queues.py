@@ -20,11 +20,12 @@ def drawn(seed: int) -> tuple[Floats, Ints]:
     types, jobs = int(generator.integers(1, 5)), int(generator.integers(1, 120))
     queues = generator.integers(0, (2, 4, 12, 40)[seed % 4], types)
     queues[-1] = max(queues[-1], 1)
-    time = [
-        10 ** generator.uniform(0, 1, (jobs, types)),
-        10 ** generator.uniform(3, 6, (jobs, 1)) / generator.uniform(0.2, 1, (jobs, types)),
+    choices: list[Floats] = [
+        np.power(10.0, generator.uniform(0, 1, (jobs, types))),
+        np.power(10.0, generator.uniform(3, 6, (jobs, 1))) / generator.uniform(0.2, 1, (jobs, types)),
         generator.integers(1, 6, (jobs, types)) * 1.0,  # ties
-    ][seed % 3]
+    ]
+    time = choices[seed % 3]
     time[:, :-1][generator.random((jobs, types - 1)) < 0.1] = np.inf
     return time, queues
 
@@ -33,7 +34,7 @@ def total(time: Floats, queues: Ints, found: Queued) -> float:
     """By the definition: who is k-th from the end of its queue delays k jobs."""
     assert sorted(np.concatenate(found.order).tolist()) == list(range(len(time)))
     return sum(
-        float(time[job, on]) * (place // queues[on] + 1)
+        float(time[job, on]) * int(place // queues[on] + 1)
         for on, jobs in enumerate(found.order)
         for place, job in enumerate(jobs.tolist())
     )

@@ -117,7 +117,8 @@ class NashSearch(PriceSearch):
         others = np.cumsum(self.weight[order][::-1])[::-1]
         with np.errstate(divide="ignore"):
             price = np.where(full < left, others / np.maximum(left - full, 1e-300), np.inf)
-        return price[np.argmax(price >= worth[order])][None]
+        best: Floats = price[[np.argmax(price >= worth[order])]]
+        return best
 
     def _typical(self) -> float:
         return float(self.weight.sum() / self.counts.sum())

@@ -15,7 +15,7 @@ class Placement:
     def __init__(self, problem: Problem) -> None:
         self.problem = problem
         self._counts: list[int] = problem.counts.tolist()
-        self.free = self._counts.copy()
+        self.free: list[int] = self._counts.copy()
         self.type_of: dict[int, int] = {}  # by position
         self._width: list[int] = problem.width.tolist()
         self._kind: list[int] = problem.kind.tolist()

@@ -124,9 +124,8 @@ class _Parts:
             if each.data["kind"] == "JobSet":
                 self.told_by_a_job_set.update(_owners(each))
             with suppress(InputError):  # it is read again, and told, if it counts
-                start_s = each.time_s("status.startTime")
-                for whole in () if start_s is None else _owners(each):
-                    self.began_s[whole] = min(start_s, self.began_s.get(whole, inf))
+                if (start_s := each.time_s("status.startTime")) is not None:
+                    self.began_s |= {uid: min(start_s, self.began_s.get(uid, inf)) for uid in _owners(each)}
 
     def is_one(self, each: JsonObject, owned: set[str]) -> bool:
         """Whether it belongs to a job that counts; a TrainJob does not count beside its JobSet."""
