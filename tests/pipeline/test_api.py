@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import json
 from inspect import signature
+from math import nan
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import yaml
+from msgspec.structs import replace
 
 import dovetail
 from dovetail import InputError, pipeline
@@ -109,6 +112,33 @@ def test_what_is_no_problem_is_told(given: Any) -> None:
     for ask in (pipeline.plan, pipeline.front):
         with pytest.raises(InputError, match=r"problem: expected what pipeline\.load gives"):
             ask(given)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"mem_mib": [1.0]}, "problem: mem_mib: expected 4 values, found 1"),
+        ({"dtype": "float32"}, "problem: dtype: expected one of torch.float32, "),
+        ({"batch_size": 0}, "problem: batch_size: expected 1 or more, found 0"),
+        ({"link_mbps": [[1.0]]}, "problem: link_mbps: expected 2 rows, found 1"),
+        ({"cut_bytes": ["x"] * 5}, "problem.cut_bytes.0: expected int, found str"),
+        ({"mem_mib": object()}, "problem: holds what is no number or text"),
+        ({"mem_mib": [1.0, 1.0, 1.0, nan]}, "problem: mem_mib.3: expected a number from 0 to 1e+15, found nan"),
+    ],
+)
+def test_what_is_wrong_with_a_problem_made_by_hand_is_named(
+    problem: pipeline.Pipeline, change: dict[str, Any], message: str
+) -> None:
+    for ask in (pipeline.plan, pipeline.front):
+        with pytest.raises(InputError) as told:
+            ask(replace(problem, **change))
+        assert message in str(told.value)
+
+
+def test_arrays_are_as_good_as_lists(problem: pipeline.Pipeline) -> None:
+    classes = [replace(c, time_s=np.array(c.time_s)) for c in problem.classes]
+    given = replace(problem, mem_mib=np.array(problem.mem_mib), classes=classes)
+    assert pipeline.plan(given) == pipeline.plan(problem)
 
 
 def test_there_is_no_plan_and_why(problem: pipeline.Pipeline) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -14,12 +15,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dovetail.cli import main
-from dovetail.core.errors import InputError
+from dovetail.core.errors import DovetailError, InputError
 from dovetail.core.events import Complete, Start
 from dovetail.core.journal import Reader
 from dovetail.pipeline.inputs.problem import DeviceClass, Pipeline
+from dovetail.pipeline.optimise.verify import faults
 from dovetail.pipeline.plan import Constraints, Plan, read_plan
-from dovetail.pipeline.planner import plan
+from dovetail.pipeline.planner import again, plan
 from dovetail.pipeline.route import Route
 from dovetail.pipeline.simulate import run, simulate
 from dovetail.testing.pipeline import random_pipeline
@@ -172,6 +174,26 @@ BROKEN: dict[str, tuple[Callable[[Any], Any], str]] = {
         r"classes\.0\.time_s: expected 2 values, found 1",
     ),
     "cuts": (lambda p: p["problem"].update(cut_bytes=[]), r"problem\.cut_bytes: expected 3 values, found 0"),
+    "links": (
+        lambda p: p["problem"].update(link_mbps=[[1.0], [1.0]]),
+        r"problem\.link_mbps: expected 1 rows, found 2",
+    ),
+    "one link": (lambda p: p["problem"].update(link_s=[[]]), r"problem\.link_s\.0: expected 1 values, found 0"),
+    "dtype": (lambda p: p["problem"].update(dtype="x"), r"problem\.dtype: expected one of torch\.float32, .*found 'x'"),
+    "no items": (lambda p: p["problem"].update(batch_size=0), r"problem\.batch_size: expected 1 or more, found 0"),
+    "one host for two": (
+        lambda p: p["problem"]["classes"][0].update(hosts=["a", "a"]),
+        r"problem\.classes\.0\.hosts\.1: expected a host of its own, found 'a'",
+    ),
+    "memory": (
+        lambda p: p["problem"]["classes"][0].update(mem_mib=-1),
+        r"problem\.classes\.0\.mem_mib: expected a number from 0 to 1e\+15, found -1",
+    ),
+    "stages at most": (
+        lambda p: p["constraints"].update(max_stages=-1),
+        r"constraints\.max_stages: expected a positive number, found -1",
+    ),
+    "widths": (lambda p: p["constraints"].update(link_bits=[]), r"constraints\.link_bits: expected 2 to 16, or 32"),
     "front": (lambda p: p.update(points=[], complete=True), "points: holds a Pareto front; expected one plan"),
 }
 
@@ -197,3 +219,45 @@ def test_what_is_wrong_with_a_plan_is_named(tmp_path: Path, name: str) -> None:
     file.write_text(json.dumps(content))
     with pytest.raises(InputError, match=message):
         read_plan(file)
+
+
+def test_whatever_a_plan_holds_the_answer_is_a_sentence() -> None:
+    """One value after another of a plan is replaced by junk: it is taken, or refused with a sentence of ours."""
+    classes = [DeviceClass(name, name, [f"{name}0", f"{name}1"], 9.0, 9.0, [1.0, 2.0]) for name in "ab"]
+    problem = Pipeline(
+        model="m",
+        layers=2,
+        mem_mib=[5.0, 5.0],
+        cut_bytes=[8, 8, 8],
+        classes=classes,
+        batch_size=1,
+        dtype="torch.float32",
+        link_mbps=[[9.0, 9.0], [9.0, 9.0]],
+        link_s=[[0.0, 0.0], [0.1, 0.0]],
+    )
+    asked = Constraints(replicas=2, link_bits=(8, 32), data_mbps=9.0, max_stages=4, throughput_floor_items_s=0.1)
+    content = msgspec.to_builtins(plan(problem, "latency", asked))
+    refused, wrong = 0, []
+    for place in places(content):
+        for junk in (None, -1, 0, 1e300, "x", [], {}, [1]):
+            damaged = copy.deepcopy(content)
+            holder = damaged
+            for key in place[:-1]:
+                holder = holder[key]
+            holder[place[-1]] = junk
+            try:
+                read = read_plan(damaged)
+                again(read)
+                list(faults(read))
+            except DovetailError:
+                refused += 1
+            except Exception as error:
+                wrong.append(f"{place} = {junk!r}: {type(error).__name__}: {error}")
+    assert wrong == []
+    assert refused > 500
+
+
+def places(content: Any, at: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
+    """The ways to everything that a document holds."""
+    inner = content.items() if isinstance(content, dict) else enumerate(content) if isinstance(content, list) else ()
+    return [*([at] if at else []), *(place for key, value in inner for place in places(value, (*at, key)))]

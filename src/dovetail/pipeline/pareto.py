@@ -11,7 +11,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from dovetail.core.errors import InputError, check_functions
-from dovetail.pipeline.inputs.problem import Pipeline
+from dovetail.pipeline.inputs.problem import Pipeline, checked_problem
 from dovetail.pipeline.optimise.boxes import Boxes, FrontPoint
 from dovetail.pipeline.optimise.clock import SearchClock
 from dovetail.pipeline.optimise.costs import Costs
@@ -104,6 +104,7 @@ def front(
     """
     if not isinstance(problem, Pipeline):
         raise InputError(f"problem: expected what pipeline.load gives, found {problem!r:.80}")
+    problem = checked_problem(problem)
     check_functions(progress=progress)
     if points is not None and not (type(points) is int and points >= 2):
         raise InputError(f"points: expected 2 or more, found {points}")

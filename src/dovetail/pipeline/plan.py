@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -12,11 +12,11 @@ import msgspec
 from msgspec import Struct, field
 
 from dovetail.core.errors import DovetailError, InputError
-from dovetail.core.files.document import Document, Key, Source, as_path, checked
+from dovetail.core.files.document import Document, Source, as_path, checked
 from dovetail.core.files.output import atomic_write
 from dovetail.core.files.reading import yaml_text
 from dovetail.core.rates import Rate, RateTable
-from dovetail.pipeline.inputs.problem import Pipeline, check_number, check_tied
+from dovetail.pipeline.inputs.problem import Pipeline, check_number, check_problem
 
 if TYPE_CHECKING:
     from dovetail.core.results.comparison import Comparison
@@ -49,17 +49,21 @@ class Constraints(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
         """Whether none of them needs the general planner."""
         return self == Constraints(allowed_cuts=self.allowed_cuts)
 
+    def faults(self) -> Iterator[tuple[str, str]]:
+        """What nobody can ask for: the constraint, with what was expected and found."""
+        for name in ("latency_cap_s", "max_stages", "data_mbps", "replicas", "throughput_floor_items_s"):
+            value = getattr(self, name)
+            if value is not None and not value > 0:
+                yield name, f"expected a positive number, found {value}"
+        if not self.link_bits or any(bits not in LINK_WIDTHS for bits in self.link_bits):
+            yield "link_bits", f"expected 2 to 16, or 32 for values as they are; found {list(self.link_bits)}"
+
     @classmethod
     def given(cls, pipeline: Pipeline, cuts: Sequence[int] = (), **limits: Any) -> Constraints:
         """What a user asks for, if a plan of this problem can respect it."""
         made = checked({"allowed_cuts": cuts or None, **limits}, cls)
-        for name in ("latency_cap_s", "max_stages", "data_mbps", "replicas", "throughput_floor_items_s"):
-            value = getattr(made, name)
-            if value is not None and not value > 0:
-                raise InputError(f"{flag(name)}: expected a positive number, found {value}")
-        if not made.link_bits or any(bits not in LINK_WIDTHS for bits in made.link_bits):
-            expected = "2 to 16, or 32 for values as they are"
-            raise InputError(f"{flag('link_bits')}: expected {expected}; found {list(made.link_bits)}")
+        for name, message in made.faults():
+            raise InputError(f"{flag(name)}: {message}")
         outside = [cut for cut in made.allowed_cuts or () if not 1 <= cut <= pipeline.layers]
         if outside:
             raise InputError(f"--cuts {min(outside)}: {pipeline.model} has layers 1 to {pipeline.layers}")
@@ -287,20 +291,12 @@ def _check_stages(doc: Document, plan: Plan) -> None:
             used.add(host)
     if plan.problem is not None:
         _check_problem(doc, plan.problem, before)
+    for name, message in plan.constraints.faults() if plan.constraints is not None else ():
+        raise doc.error(("constraints", name), message)
 
 
 def _check_problem(doc: Document, problem: Pipeline, layers: int) -> None:
-    """What the plan was made for is about as many layers."""
+    """What the plan was made for is about as many layers, and is a problem."""
     if problem.layers != layers:
         raise doc.error(("problem", "layers"), f"expected {layers}, as in the stages, found {problem.layers}")
-    lists: list[tuple[tuple[Key, ...], list[float], int]] = [
-        (("mem_mib",), problem.mem_mib, layers),
-        (("cut_bytes",), list(problem.cut_bytes), layers + 1),
-        *((("classes", k, "time_s"), device.time_s, layers) for k, device in enumerate(problem.classes)),
-    ]
-    for keys, values, length in lists:
-        if len(values) != length:
-            raise doc.error(("problem", *keys), f"expected {length} values, found {len(values)}")
-        for i, value in enumerate(values):
-            check_number(doc, ("problem", *keys, i), value)
-    check_tied(doc, ("problem", "tied"), problem.tied, problem.mem_mib)
+    check_problem(doc, problem, ("problem",))

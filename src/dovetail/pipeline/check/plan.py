@@ -13,7 +13,7 @@ import msgspec
 from msgspec.structs import replace
 
 from dovetail.core.errors import InputError
-from dovetail.pipeline.inputs.problem import BYTES_PER_S, DTYPE_BYTES, MIB, Pipeline
+from dovetail.pipeline.inputs.problem import BYTES_PER_S, MIB, Pipeline
 from dovetail.pipeline.optimise.costs import width_share
 from dovetail.pipeline.optimise.tables import data_s
 from dovetail.pipeline.optimise.verify import TOLERANCE, faults, memory_bytes
@@ -40,7 +40,7 @@ def plan_faults(plan: Plan) -> list[_Fault]:
         read_plan(msgspec.to_builtins(plan))
     except InputError as error:
         return [("plan", str(error))]
-    if plan.problem is not None and (broken := list(_unreadable(plan.problem, plan.stages))):
+    if plan.problem is not None and (broken := list(_unknown_hosts(plan.problem, plan.stages))):
         return broken
     found = list(_own_figures(plan))
     if plan.generation is not None:
@@ -54,14 +54,8 @@ def plan_faults(plan: Plan) -> list[_Fault]:
     return found
 
 
-def _unreadable(p: Pipeline, stages: list[Stage]) -> Iterator[_Fault]:
-    """What leaves nothing to count with."""
-    n = len(p.classes)
-    for name, rows in (("link_mbps", p.link_mbps), ("link_s", p.link_s)):
-        if rows is not None and (len(rows) != n or any(len(row) != n for row in rows)):
-            yield f"plan.problem.{name}", f"expected {n} rows of {n}"
-    if p.dtype not in DTYPE_BYTES:
-        yield "plan.problem.dtype", f"found {p.dtype!r}, expected one of {', '.join(DTYPE_BYTES)}"
+def _unknown_hosts(p: Pipeline, stages: list[Stage]) -> Iterator[_Fault]:
+    """Hosts of which nothing is known to count with."""
     known = set(p.hosts)
     for i, stage in enumerate(stages):
         for host in stage.hosts:

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from pathlib import Path
 from typing import Any, TypeVar
 
+import msgspec
 from msgspec import Struct, field
 
-from dovetail.core.files.document import Document, Key
+from dovetail.core.errors import InputError
+from dovetail.core.files.document import Document, Key, checked
+from dovetail.core.files.plain import plain
 
 T = TypeVar("T")
 
@@ -89,7 +93,61 @@ def check_tied(doc: Document, keys: Sequence[Key], tied: Sequence[TiedWeights], 
             raise doc.error((*keys, i, "mem_MB"), f"expected 0 to {least:g}, what its layers hold, found {group.mib:g}")
 
 
-def check_number(doc: Document, keys: Sequence[Key], value: float) -> None:
+def check_number(doc: Document, keys: Sequence[Key], value: float, most: float = LARGEST) -> None:
     """What is measured is neither negative nor beyond measure."""
-    if not 0 <= value <= LARGEST:
-        raise doc.error(keys, f"expected a number from 0 to {LARGEST:g}, found {value}")
+    if not 0 <= value <= most:
+        raise doc.error(keys, f"expected a number from 0 to {most:g}, found {value}")
+
+
+def check_problem(doc: Document, p: Pipeline, at: Sequence[Key] = ()) -> None:
+    """A problem that was not read from its files, by what their reader makes sure of."""
+    for name, least in (("layers", 0), ("batch_size", 1), ("buffers_in", 0), ("buffers_out", 0)):
+        if not least <= getattr(p, name) <= LARGEST:
+            raise doc.error((*at, name), f"expected {least} or more, found {getattr(p, name)}")
+    if p.dtype not in DTYPE_BYTES:
+        raise doc.error((*at, "dtype"), f"expected one of {', '.join(DTYPE_BYTES)}, found {p.dtype!r}")
+    _check_numbers(doc, (*at, "mem_mib"), p.mem_mib, p.layers)
+    _check_numbers(doc, (*at, "cut_bytes"), p.cut_bytes, p.layers + 1, 8 * LARGEST * LARGEST)
+    seen: set[str] = set()
+    for k, c in enumerate(p.classes):
+        _check_numbers(doc, (*at, "classes", k, "time_s"), c.time_s, p.layers)
+        for name in ("bw_mbps", "mem_mib", "watts_busy", "watts_idle", "price_per_hour", "busy", "stage_s"):
+            check_number(doc, (*at, "classes", k, name), getattr(c, name))
+        if not c.hosts:
+            raise doc.error((*at, "classes", k, "hosts"), "expected at least one host, found none")
+        for i, host in enumerate(c.hosts):
+            if not host or host in seen:
+                raise doc.error((*at, "classes", k, "hosts", i), f"expected a host of its own, found {host!r}")
+            seen.add(host)
+    for name, table in (("link_mbps", p.link_mbps), ("link_s", p.link_s)):
+        if table is not None and len(table) != len(p.classes):
+            raise doc.error((*at, name), f"expected {len(p.classes)} rows, found {len(table)}")
+        for i, row in enumerate(table or ()):
+            _check_numbers(doc, (*at, name, i), row, len(p.classes))
+    check_tied(doc, (*at, "tied"), p.tied, p.mem_mib)
+
+
+def checked_problem(given: Pipeline) -> Pipeline:
+    """A problem that somebody made by hand, as it was meant: arrays as lists, numbers as such.
+
+    >>> checked_problem(Pipeline(model="m", layers=2, mem_mib=[1.0], cut_bytes=[0] * 3, classes=[], batch_size=1,
+    ...     dtype="torch.float32"))
+    Traceback (most recent call last):
+    dovetail.core.errors.InputError: problem: mem_mib: expected 2 values, found 1
+    """
+    try:
+        content = msgspec.to_builtins(given, enc_hook=plain)
+    except (TypeError, ValueError, RecursionError) as error:
+        raise InputError(f"problem: holds what is no number or text: {error}") from None
+    made = checked(content, Pipeline, "problem")
+    check_problem(Document(Path("problem"), b"", None), made)
+    return made
+
+
+def _check_numbers(
+    doc: Document, keys: Sequence[Key], values: Sequence[float], count: int, most: float = LARGEST
+) -> None:
+    if len(values) != count:
+        raise doc.error(keys, f"expected {count} values, found {len(values)}")
+    for i, value in enumerate(values):
+        check_number(doc, (*keys, i), value, most)

@@ -21,7 +21,7 @@ from dovetail.core.files.document import checked
 from dovetail.core.registry import named_options
 from dovetail.pipeline.compat.auction_options import renamed
 from dovetail.pipeline.inputs.pool import by_host
-from dovetail.pipeline.inputs.problem import MIB, Pipeline
+from dovetail.pipeline.inputs.problem import MIB, Pipeline, checked_problem
 from dovetail.pipeline.optimise.clock import Tell
 from dovetail.pipeline.optimise.finish import finish
 from dovetail.pipeline.optimise.stages import Found, Option, Stages
@@ -133,7 +133,7 @@ def problems_of(given: Any) -> list[Pipeline]:
     problems = [given] if isinstance(given, Pipeline) else given
     if not isinstance(problems, list | tuple) or not problems or not all(isinstance(p, Pipeline) for p in problems):
         raise InputError(f"problem: expected what pipeline.load gives, or a list of that; found {given!r:.80}")
-    return list(problems)
+    return [checked_problem(problem) for problem in problems]
 
 
 def _check_method(method: Method, options: Mapping[str, Any]) -> None:
