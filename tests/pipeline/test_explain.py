@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 from msgspec.structs import replace
 
+from dovetail.core.errors import InputError
 from dovetail.core.journal import Reader
 from dovetail.core.results.charts import charts_of
 from dovetail.pipeline import explain as module
-from dovetail.pipeline.explain import curves
-from dovetail.pipeline.plan import Constraints, Plan
+from dovetail.pipeline.explain import curves, what_if
+from dovetail.pipeline.plan import Constraints, Infeasible, Plan
 from dovetail.pipeline.planner import plan
 from dovetail.pipeline.simulate import simulate
 from dovetail.testing.pipeline import random_pipeline
@@ -64,6 +66,22 @@ def test_too_much_work_leaves_points_out(monkeypatch: pytest.MonkeyPatch) -> Non
     assert 3 <= len(only.series[0].points) < 9
     monkeypatch.setattr(module, "_MOST_LOOK_UPS", 0.0)
     assert curves(made) == []
+
+
+def test_changes_are_looked_for_no_longer_than_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    made, asked = plan(random_pipeline(60)), []
+
+    def told(*words: Any, time_limit_s: float) -> Plan | Infeasible:
+        asked.append(time_limit_s)
+        return plan(*words)
+
+    assert isinstance(made, Plan)
+    monkeypatch.setattr(module, "plan_exactly", told)
+    assert len(what_if(made, time_limit_s=7.0)) == len(asked) > 1
+    assert asked[0] == pytest.approx(7.0 / len(asked), rel=0.1)
+    assert all(0 < limit_s <= 7.0 for limit_s in asked)
+    with pytest.raises(InputError, match="expected a positive number of seconds"):
+        what_if(made, time_limit_s=0.0)
 
 
 def test_a_journal_holds_them(tmp_path: Path) -> None:

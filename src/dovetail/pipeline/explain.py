@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from math import inf
 from typing import Literal
 
@@ -21,11 +22,13 @@ from dovetail.pipeline.optimise.costs import Costs
 from dovetail.pipeline.optimise.furthest import Prober
 from dovetail.pipeline.optimise.tables import Tables
 from dovetail.pipeline.plan import Constraints, Objective, Plan, read_plan
+from dovetail.pipeline.planner import TIME_LIMIT_S, check_time_limit
 from dovetail.pipeline.planner import plan as plan_exactly
 
 # Effort, so that both curves take about a second at most: points are left out where all would take more.
 _MOST_ADDITIONS = 3e8
 _MOST_LOOK_UPS = 1e7
+_LEAST_S = 0.01  # of time for a change, however many there are
 _BY_DEVICES, _BY_LINKS = "Throughput by number of devices", "Throughput by speed of the links"
 _FACTORS = tuple(2.0**i for i in range(-4, 5))
 
@@ -111,9 +114,11 @@ def _faster(pipeline: Pipeline, constraints: Constraints, factor: float) -> tupl
     return faster, "throughput", replace(constraints, data_mbps=data_mbps and data_mbps * factor)
 
 
-def what_if(plan: Plan | Source) -> Comparison:
+def what_if(plan: Plan | Source, *, time_limit_s: float = TIME_LIMIT_S) -> Comparison:
     """The least bottleneck with one device more and one fewer of each class, for the problem that a plan was made for:
     a row each with `type`, `change`, `bottleneck_s` (None if there is no plan any more) and the `ratio` to now.
+
+    The time is for all of them: where it does not reach to prove one, it is the best that was found.
 
     >>> from dovetail import pipeline
     >>> device = pipeline.DeviceClass("t", "t", ["a"], bw_mbps=1000.0, mem_mib=99.0, time_s=[0.25, 0.25])
@@ -124,21 +129,23 @@ def what_if(plan: Plan | Source) -> Comparison:
     t          1          0.25    0.5
     t         -1             -      -
     """
+    check_time_limit(time_limit_s)
+    end_s = time.monotonic() + time_limit_s
     now = read_plan(plan)
     if now.problem is None:
         raise InputError("plan: it does not hold the problem it was made for; make it again with this version")
-    rows = []
+    pinned = now.constraints.pinned if now.constraints is not None else []
+    changes: list[tuple[int, int, list[str]]] = []
     for k, device in enumerate(now.problem.classes):
-        for change in (1, -1):
-            if change > 0:
-                hosts = [*device.hosts, f"one more {device.name}"]
-            else:  # hosts of a class are alike but for a pin
-                free = [host for host in device.hosts if now.constraints is None or host not in now.constraints.pinned]
-                if not free:
-                    continue
-                hosts = [host for host in device.hosts if host != free[-1]]
-            other = plan_exactly(with_hosts(now.problem, k, hosts), "throughput", now.constraints)
-            value = other.bottleneck_s if isinstance(other, Plan) else None
-            ratio = value / now.bottleneck_s if value is not None and now.bottleneck_s else None
-            rows.append({"type": device.type, "change": change, "bottleneck_s": value, "ratio": ratio})
+        changes.append((k, 1, [*device.hosts, f"one more {device.name}"]))
+        if free := [host for host in device.hosts if host not in pinned]:  # hosts of a class are alike but for a pin
+            changes.append((k, -1, [host for host in device.hosts if host != free[-1]]))
+    rows = []
+    for done, (k, change, hosts) in enumerate(changes):
+        left_s = max((end_s - time.monotonic()) / (len(changes) - done), _LEAST_S)
+        problem = with_hosts(now.problem, k, hosts)
+        other = plan_exactly(problem, "throughput", now.constraints, time_limit_s=left_s)
+        value = other.bottleneck_s if isinstance(other, Plan) else None
+        ratio = value / now.bottleneck_s if value is not None and now.bottleneck_s else None
+        rows.append({"type": now.problem.classes[k].type, "change": change, "bottleneck_s": value, "ratio": ratio})
     return Comparison(rows)

@@ -118,7 +118,7 @@ def plan(
     points
         For objective pareto: show at most so many plans.
     what_ifs
-        Also what one device more or fewer of each type would change.
+        Also what one device more or fewer of each type would change, looked for as long again.
     curves
         Also the throughput of the best plan by number of devices, and by speed of the links.
     rates_out
@@ -176,7 +176,8 @@ def plan(
         raise InputError(f"{best.model} has no layers: there is nothing to plan")
     if rates_out is not None and best.rates:
         best.rates.add_to(rates_out)
-    _show(best, what_if(best).rows if what_ifs else [], draw_curves(best) if curves else [], format)
+    changes = what_if(best, time_limit_s=time_limit_s).rows if what_ifs else []
+    _show(best, changes, draw_curves(best) if curves else [], format)
     return 0
 
 
