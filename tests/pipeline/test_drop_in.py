@@ -8,7 +8,10 @@ from pathlib import Path
 
 import pytest
 
+from dovetail.cli import main as command
 from dovetail.pipeline.compat.sched_pipeline import main
+from dovetail.pipeline.optimise.cheapest import BoundedChain
+from dovetail.pipeline.optimise.search import Search
 
 MODELS = """
 m:
@@ -50,6 +53,31 @@ def test_numbers_and_names_are_what_is_meant_by_them(folder: Path, capsys: pytes
     shown = capsys.readouterr()
     assert shown.out == "- '7': [1, 1]\n- 08: [2, 2]\n- '1e3': [3, 3]\n"
     assert shown.err == "Warning: Device type none doesn't support model: type will be skipped\n"
+
+
+def test_a_schedule_that_is_not_proven_says_so(
+    folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    throughput = Search.throughput
+
+    def unsure(self: Search) -> BoundedChain:
+        found = throughput(self)
+        return found._replace(bound=found.bound / 1.1)
+
+    monkeypatch.setattr(Search, "throughput", unsure)
+    assert main(["-m", "m"]) == 0
+    shown = capsys.readouterr()
+    assert shown.out == "- '7': [1, 1]\n- 08: [2, 2]\n- '1e3': [3, 3]\n"
+    told = "the schedule is not proven to be the best: by exact, at most 10 % above the best possible"
+    assert f"Warning: {told}\n" in shown.err
+    (folder / "fast.yml").write_text(TYPES[TYPES.index("fast:") :])
+    (folder / "models.yml").write_text(MODELS.replace('"', ""))
+    (folder / "devices.yml").write_text("fast: [f]\n")
+    words = ["pipeline", "plan", "-m", "m", "-T", "fast.yml", "--format", "yaml"]
+    assert command(words) == 0
+    assert f"warning: {told}\n" in capsys.readouterr().err
+    assert command([*words, "--method", "equal"]) == 0
+    assert told not in capsys.readouterr().err
 
 
 def test_what_is_no_flag_is_ignored(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:

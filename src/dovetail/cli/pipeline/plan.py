@@ -253,6 +253,8 @@ def infeasible(error: InfeasibleError, format: str) -> int:
 def _show(best: Plan, changes: list[dict[str, Any]], charts: Sequence[Chart], format: str) -> None:
     if format == "yaml":
         print(best.schedule(), end="")
+        if best.method.startswith("exact") and not best.optimal:
+            print(f"warning: the schedule is not proven to be the best: {best.proof()}", file=sys.stderr)
         return
     if format == "json":
         rows = {key: getattr(best, key) for key in best.__struct_fields__}

@@ -78,5 +78,7 @@ def _schedule(words: argparse.Namespace) -> int:
         for reason in found.reasons:
             print(f"no schedule: {reason}", file=sys.stderr)
         return 3
+    if not found.optimal:
+        print(f"Warning: the schedule is not proven to be the best: {found.proof()}", file=sys.stderr)
     print(found.schedule(), end="")
     return 0
