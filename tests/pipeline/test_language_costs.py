@@ -296,6 +296,7 @@ def test_wrong_rates_are_refused(tmp_path: Path, roofline: dict[str, Any], messa
         ({"tensor_parallel": (3,)}, "--tensor-parallel 3: expected a divisor of the 8 heads"),
         ({"memory_use": 0.0}, "--memory-use: expected more than 0 and at most 1"),
         ({"weight_bits": 65}, "--weight-bits: expected 1 to 64, found 65"),
+        ({"weight_bits": 0.5}, "--weight-bits: expected 1 to 64, found 0.5"),
         ({"cache_dtype": "float17"}, "--cache-dtype: unsupported 'torch.float17'"),
         ({"concurrency": "many"}, "concurrency: expected int, found str"),
     ],

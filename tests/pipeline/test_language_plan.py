@@ -14,8 +14,10 @@ from msgspec.structs import replace
 from dovetail.core.errors import InputError
 from dovetail.pipeline.check.plan import plan_faults
 from dovetail.pipeline.inputs.problem import BYTES_PER_S, MIB, Pipeline
-from dovetail.pipeline.language.plan import max_context, plan_generation
+from dovetail.pipeline.language import plan as plan_module
+from dovetail.pipeline.language.plan import _Limits, max_context, plan_generation
 from dovetail.pipeline.language.problem import GenerationProblem, load_generation
+from dovetail.pipeline.optimise.verify import WrongPlanError
 from dovetail.pipeline.plan import InfeasibleError, Plan, read_plan
 from dovetail.pipeline.planner import again
 from dovetail.pipeline.simulate import simulate
@@ -248,6 +250,24 @@ def test_memory_that_is_short_is_told() -> None:
 def test_what_is_asked_is_checked(asked: dict[str, Any], message: str) -> None:
     with pytest.raises(InputError, match=message):
         plan_generation(llama({"a100": ["a"]}), **asked)
+
+
+@pytest.mark.parametrize(
+    ("limit", "told"),
+    [
+        ({"ttft_cap_s": 1e-6}, "its first token takes .* s: --ttft-cap-s is 1e-06"),
+        ({"tokens_floor_s": 1e6}, r"it gives .* tokens/s: --tokens-floor-s is 1e\+06"),
+        ({"max_devices": 1}, "it uses 2 devices: --max-devices is 1"),
+    ],
+)
+def test_a_plan_that_breaks_a_limit_is_not_shown(
+    limit: dict[str, Any], told: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whatever the search gives: here it knows nothing of the limit."""
+    problem, best_of = llama({"l4": ["a", "b"]}, concurrency=16), plan_module._best_of
+    monkeypatch.setattr(plan_module, "_best_of", lambda p, o, limits, *rest: best_of(p, o, _Limits(), *rest))
+    with pytest.raises(WrongPlanError, match=told):
+        plan_generation(problem, **limit)
 
 
 def test_the_plan_is_an_ordinary_one(tmp_path: Any) -> None:

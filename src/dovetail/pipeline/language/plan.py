@@ -8,7 +8,7 @@ The least latency falls as the bottleneck may rise, so where the two meet is fou
 from __future__ import annotations
 
 from bisect import insort
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import cached_property
 from itertools import pairwise
 from math import ceil, inf
@@ -28,10 +28,11 @@ from dovetail.pipeline.optimise.finish import finish
 from dovetail.pipeline.optimise.infeasible import why_not
 from dovetail.pipeline.optimise.stages import Found, Option, Stages
 from dovetail.pipeline.optimise.tables import Floats, Tables
-from dovetail.pipeline.optimise.verify import verified
+from dovetail.pipeline.optimise.verify import WrongPlanError, same, verified
 from dovetail.pipeline.plan import Constraints, GenerationFigures, GenerationObjective, InfeasibleError, Plan
 
 _NEAR = 1e-9  # figures that differ by less, relatively, are the same
+_SURELY = 1 + 2 * _NEAR  # above a limit: more than that and rounding
 _LONGEST = 2**24  # contexts that are looked for where a model does not say what it was made for
 
 
@@ -69,7 +70,28 @@ def plan_generation(
         raise InfeasibleError([_not_in(time_limit_s)])
     if best is None:
         raise InfeasibleError(_why_not(problem, limits, groups))
-    return _finished(problem, best, objective, bound)
+    made = _finished(problem, best, objective, bound)
+    if found := list(_faults(made, limits)):
+        raise WrongPlanError(found)
+    return made
+
+
+def _faults(made: Plan, limits: _Limits) -> Iterator[str]:
+    """What a plan for generation does not keep, or does not give though it says so; its stages are judged already."""
+    given = made.generation
+    assert given is not None
+    step_s = max(made.latency_s, given.groups * made.bottleneck_s)
+    if not same(given.step_s, step_s):
+        yield f"its step_s is {given.step_s:.12g}, but its stages give {step_s:.12g}"
+    value = step_s if made.objective == "tokens" else given.ttft_s
+    if not same(made.value, value):
+        yield f"its value is {made.value:.12g}, but its stages give {value:.12g}"
+    if limits.ttft_cap_s is not None and given.ttft_s > limits.ttft_cap_s * _SURELY:
+        yield f"its first token takes {given.ttft_s:.6g} s: --ttft-cap-s is {limits.ttft_cap_s:g}"
+    if limits.tokens_floor_s is not None and limits.tokens_floor_s * step_s > given.concurrency * _SURELY:
+        yield f"it gives {given.concurrency / step_s:.6g} tokens/s: --tokens-floor-s is {limits.tokens_floor_s:g}"
+    if limits.max_devices is not None and sum(given.widths) > limits.max_devices:
+        yield f"it uses {sum(given.widths)} devices: --max-devices is {limits.max_devices}"
 
 
 def _check_time(time_limit_s: float) -> None:

@@ -178,7 +178,7 @@ def load_generation(
     asked.check()
     if not 0 < memory_use <= 1:
         raise InputError(f"--memory-use: expected more than 0 and at most 1, found {memory_use:g}")
-    if not 0 <= weight_bits <= 64:
+    if weight_bits and not 1 <= weight_bits <= 64:
         raise InputError(f"--weight-bits: expected 1 to 64, found {weight_bits:g}")
     if cache_dtype is not None and (cache_dtype := _full(cache_dtype)) not in DTYPE_BYTES:
         raise InputError(f"--cache-dtype: unsupported {cache_dtype!r}{did_you_mean(cache_dtype, DTYPE_BYTES)}")
