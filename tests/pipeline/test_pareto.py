@@ -9,12 +9,15 @@ from typing import Any
 import pytest
 
 from dovetail.core.errors import InputError
+from dovetail.pipeline.inputs.files import load
 from dovetail.pipeline.inputs.problem import DeviceClass, Pipeline
+from dovetail.pipeline.optimise import cheapest
 from dovetail.pipeline.optimise.tables import Tables
 from dovetail.pipeline.pareto import Front, front
 from dovetail.pipeline.plan import Constraints, InfeasibleError, Plan
 from dovetail.pipeline.planner import plan
 from dovetail.testing.pipeline import evaluate, every_plan, random_pipeline
+from dovetail.testing.pipeline.cases import random_case
 
 Point = tuple[float, float, float]
 ROUNDING = 1e-9
@@ -108,6 +111,15 @@ def large() -> Pipeline:
         batch_size=1,
         dtype="torch.float32",
     )
+
+
+def test_a_box_of_one_number_of_devices_is_not_split_by_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The nearest plan has fewer devices than any in the box, and is faster than all: what is open is the latency."""
+    monkeypatch.setattr(cheapest, "_SMALL", -1.0)
+    case = random_case(20_319)
+    problem = load(case.models, case.device_types, case.devices, batch_size=1, dtype=case.dtype, links=case.links)
+    found = front(problem, points=None, time_limit_s=LONG_S, progress=stop_after(200), **case.limits)
+    assert found.complete
 
 
 def test_a_front_that_was_cut_short_says_how_near_all_others_are() -> None:

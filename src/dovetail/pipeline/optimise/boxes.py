@@ -173,7 +173,7 @@ class Boxes:
         slower, more = inf if a == 0 < b else b / a if b else 1.0, box.most / box.fewest
         near = min(self.points, key=lambda point: point.factor(a, box.latency_s, box.fewest), default=None)
         apart = 0.0 if near is None else near.devices / box.fewest - 1
-        by_devices = near is not None and apart > _over(near.pace_s, a)
+        by_devices = near is not None and apart > max(_over(near.pace_s, a), 0.0)
         many = more > (min(_MANY, 1 + apart / 2) if by_devices else _MANY)
         if slower > _WIDE and not (by_devices and many):
             at = min(max(int(np.searchsorted(self._paces, sqrt(a * b))), box.low + 1), box.high)
