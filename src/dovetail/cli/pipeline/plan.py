@@ -154,6 +154,7 @@ def plan(
     try:
         if objective == "pareto":
             _check_pareto(batch_size, method, format)
+            _check_one_plan({"--what-if": what_ifs, "--curves": curves, "--rates-out": rates_out is not None})
             with progress("looking for plans that no other beats", total=1.0) as done:
                 found = front(problems[0], points=points, time_limit_s=time_limit_s, progress=done, **limits)
             _show_front(found, format)
@@ -220,6 +221,13 @@ def _check_pareto(batch_size: tuple[int, ...], method: str, format: str) -> None
         raise InputError("--objective pareto: expected one batch size")
     if format == "yaml":
         raise InputError("--format yaml is for one plan; expected table or json")
+
+
+def _check_one_plan(asked: dict[str, bool]) -> None:
+    """Refuse what is told of one plan."""
+    for name, given in asked.items():
+        if given:
+            raise InputError(f"{name} is for one plan; expected another objective than pareto")
 
 
 def _show_front(found: Front, format: str) -> None:
