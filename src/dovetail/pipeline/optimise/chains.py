@@ -161,25 +161,20 @@ class Chains(Struct, dict=True):
                 o, i = int((link[j, :, o] + start[j]).argmin()), j
         return Relaxed(float(whole.min()) + base, prices, base, charge - self.fixed, after.T, start.T, chain)
 
+    @cached_property
+    def _numbers(self) -> dict[Option, int]:
+        return {option: o for o, option in enumerate(self.options)}
+
     def figures(self, chain: Stages) -> tuple[float, Floats]:
         """What a chain costs, and what it takes of each resource."""
-        index = {option: o for o, option in enumerate(self.options)}
-        chosen = [(index[option], i, j) for option, i, j in chain]
-        cost = float(self.enter[chosen[0][0]] + self.leave[chosen[-1][0]])
-        use = np.zeros(len(self.counts) + 2)
+        o = np.array([self._numbers[option] for option, _, _ in chain])
+        i, j = np.array([(i, j) for _, i, j in chain]).T
+        use = self.use[o].sum(axis=0)
         c = self.capped
         if c is not None:
-            use[-1] = c.enter[chosen[0][0]] + c.leave[chosen[-1][0]]
-        for x, (o, i, j) in enumerate(chosen):
-            cost += float(self.stage[o, i, j] + self.fixed[o])
-            use += self.use[o]
-            if c is not None:
-                use[-1] += c.stage[o, i, j]
-            if x:
-                cost += float(self.link[i, chosen[x - 1][0], o])
-                if c is not None:
-                    use[-1] += c.link[i, chosen[x - 1][0], o]
-        return cost, use
+            use[-1] = _along(c.enter[o[0]] + c.leave[o[-1]], c.stage[o, i, j], c.link[i[1:], o[:-1], o[1:]])
+        stages = self.stage[o, i, j] + self.fixed[o]
+        return _along(self.enter[o[0]] + self.leave[o[-1]], stages, self.link[i[1:], o[:-1], o[1:]]), use
 
     def below(self, value: float) -> float:
         """What a bound must reach so that nothing is found below a value; what is nearer does not count."""
@@ -193,6 +188,15 @@ class Chains(Struct, dict=True):
     def allowed(self, use: Floats) -> bool:
         """Whether a chain keeps all limits."""
         return bool((use <= self.limits * _EXACT).all())
+
+
+def _along(ends: float, stages: Floats, links: Floats) -> float:
+    """The sum of both ends, and of stages and links one after another."""
+    total = float(ends)
+    for stage, link in zip(stages.tolist(), [0.0, *links.tolist()], strict=True):
+        total += stage
+        total += link
+    return total
 
 
 class Relaxed(NamedTuple):
