@@ -23,6 +23,7 @@ BROKEN = 1e-9  # a bound on how far limits are exceeded, above which they are
 _KEPT = 3  # of the best prices, for bounds on chains that are half made
 _STEPS = 8  # for each round of cutting planes
 _STEP = 0.05  # of the cost of a chain: how far above the best bound a step aims
+_SPARE = 0.03  # of what a bound lacks to be enough: what is less is not worth a round, where it cannot be enough
 _STALE = 8  # steps without a better bound, after which they become shorter
 _SHORTER, _SHORTEST = 0.7, 0.01
 _THOROUGH = 20  # rounds from which on planes follow steps
@@ -176,6 +177,8 @@ class ResourcePrices:
             values = lp.values()
             most, at = values[0] * self._scale, values[1:] * self._scale / self._limits
             if most - self.bound <= 1e-10 * max(abs(most), self._scale):
+                return
+            if most < enough < inf and most - self.bound <= _SPARE * (enough - self.bound):
                 return
             prices = np.zeros(len(self.chains.limits))
             prices[self.chains.priced] = at
