@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from math import inf
+
 import pytest
 from msgspec.structs import replace
 
 from dovetail import pipeline
-from dovetail.pipeline.optimise import cheapest
+from dovetail.pipeline.optimise import cheapest, focus
 from dovetail.pipeline.plan import Infeasible
 from dovetail.pipeline.policies.sizes import best_of
 from dovetail.testing.pipeline.answers import PLANTED, faults, planted
@@ -29,6 +31,15 @@ def test_every_answer_is_the_best_there_is() -> None:
 def test_every_answer_is_the_best_there_is_where_prices_lead_to_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cheapest, "_SMALL", -1.0)  # small pools too are searched as large ones are
     for seed in range(20_200, 20_240):
+        assert not list(faults(random_case(seed))), seed
+
+
+def test_every_answer_is_the_best_there_is_where_labels_begin_with_few_resources(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(cheapest, "_SMALL", -1.0)
+    monkeypatch.setattr(focus, "_LITTLE", inf)  # none is looked at until a chain takes too much of it
+    for seed in range(20_240, 20_280):
         assert not list(faults(random_case(seed))), seed
 
 

@@ -17,9 +17,11 @@ from dovetail.core.errors import InputError
 from dovetail.pipeline import plan as plan_method
 from dovetail.pipeline.inputs.problem import DeviceClass, Pipeline
 from dovetail.pipeline.optimise import chains
+from dovetail.pipeline.optimise.chains import EXACT
 from dovetail.pipeline.optimise.cheapest import BoundedChain, CheapestChain, cheapest
 from dovetail.pipeline.optimise.clock import SearchClock
 from dovetail.pipeline.optimise.costs import Costs
+from dovetail.pipeline.optimise.focus import Focus, focus
 from dovetail.pipeline.optimise.labels import Guide, Labels
 from dovetail.pipeline.optimise.multipliers import ResourcePrices
 from dovetail.pipeline.optimise.paces import LeastPace
@@ -99,6 +101,49 @@ def test_a_narrow_beam_knows_what_it_left_out() -> None:
                 assert chains.figures(beam.chain)[0] == pytest.approx(beam.value)
             dropped += beam.lost < beam.value
     assert dropped > 2
+
+
+def test_labels_that_do_not_look_at_some_resources_bound_those_that_do() -> None:
+    """Whatever they leave out; and where the chain that they find takes no more than there is, it is the best."""
+    exceeded = allowed = 0
+    for seed in range(12):
+        costs = Costs(Tables(pool("fit", 3, 12, 10, seed)), Constraints(latency_cap_s=(None, 0.1)[seed % 2]))
+        chains = costs.chains(costs.tariff(("latency", "money", "energy")[seed % 3]), 0.1, inf)
+        best = cheapest(chains, SearchClock())
+        if best.stages is None:
+            continue
+        guides, rng = [Guide(chains.relax(np.zeros(len(chains.limits))), True)], random.Random(seed)
+        for _ in range(4):
+            free = {r for r in chains.priced if rng.random() < 0.5}
+            beam = Labels(chains, guides, SearchClock(), free).beam(inf, 10**6)
+            assert beam.chain is not None
+            assert beam.lost == inf
+            over = Focus(guides, free).exceeded(chains, beam.chain)
+            assert over == {r for r in free if chains.figures(beam.chain)[1][r] > chains.limits[r] * EXACT}
+            assert beam.value <= best.value * (1 + 1e-9)
+            assert over or beam.value == pytest.approx(best.value)
+            exceeded, allowed = exceeded + bool(over), allowed + (not over)
+    assert min(exceeded, allowed) >= 5
+
+
+def test_what_is_not_looked_at_has_no_price() -> None:
+    free = bounds = 0
+    for seed in range(6):
+        costs = Costs(Tables(pool("fit", 6, 24, 16, seed)), Constraints(latency_cap_s=0.3, max_stages=20))
+        chains = costs.chains(costs.tariff("money"), 0.05, 0.05)
+        search = CheapestChain(chains, SearchClock())
+        search.price()
+        best = search.run()
+        assert best.closed
+        known = [Guide(kept, True) for kept in search.prices.kept]
+        for tight in (set(), set(chains.priced)):
+            at = focus(chains, search.prices.kept[0], known, tight)
+            assert not at.free & tight
+            assert not any(guide.relaxed.prices[r] for guide in at.guides for r in at.free)
+            assert all(guide.relaxed.value <= best.value * (1 + 1e-9) for guide in at.guides)
+            free, bounds = free + len(at.free), bounds + len(at.guides)
+    assert free > 6
+    assert bounds > 24
 
 
 def test_a_beam_that_time_cuts_short_proves_nothing() -> None:

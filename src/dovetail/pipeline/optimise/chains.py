@@ -20,7 +20,7 @@ from dovetail.pipeline.optimise.tables import Floats
 
 LIMIT = 1 + 5e-10  # of a cap: sums differ by rounding with the order in which they are added
 NEAR = 1e-10  # chains that are cheaper by less, relatively, are not looked for
-_EXACT = 1 + 1e-13
+EXACT = 1 + 1e-13
 UNLIKE = 12  # classes of devices from which on few chains dominate others, and prices have too many dimensions
 
 
@@ -77,6 +77,11 @@ class Chains(Struct, dict=True):
         most = sum(self.counts)
         devices = np.inf if self.max_devices is None or self.max_devices >= most else float(self.max_devices)
         return np.array([*map(float, self.counts), devices, np.inf if self.capped is None else self.capped.cap * LIMIT])
+
+    @property
+    def cap(self) -> int:
+        """Which resource the cap is."""
+        return len(self.counts) + 1
 
     @cached_property
     def priced(self) -> list[int]:
@@ -187,7 +192,7 @@ class Chains(Struct, dict=True):
 
     def allowed(self, use: Floats) -> bool:
         """Whether a chain keeps all limits."""
-        return bool((use <= self.limits * _EXACT).all())
+        return bool((use <= self.limits * EXACT).all())
 
 
 def _along(ends: float, stages: Floats, links: Floats) -> float:

@@ -10,6 +10,7 @@ import numpy as np
 
 from dovetail.pipeline.optimise.chains import NEAR, Chains, Relaxed, unlike
 from dovetail.pipeline.optimise.clock import SearchClock
+from dovetail.pipeline.optimise.focus import Focus, focus
 from dovetail.pipeline.optimise.labels import Guide, Labels, limit_guides
 from dovetail.pipeline.optimise.multipliers import BROKEN, ResourcePrices
 from dovetail.pipeline.optimise.scarcity import Scarcity
@@ -58,9 +59,11 @@ class CheapestChain:
         clock: SearchClock,
         below: float = inf,
         guesses: Iterable[Floats] = (),
+        met: Iterable[Stages] = (),
         first: bool = False,
         broken: Relaxed | None = None,
         tell: bool = False,
+        tight: Iterable[int] = (),
     ) -> None:
         self.chains = chains
         self._clock = clock
@@ -72,8 +75,9 @@ class CheapestChain:
         self.prices.start()
         self.answer = BoundedChain(None, below, -inf)
         self._learn(self.prices)
-        self._guesses = guesses
+        self._guesses, self._met = guesses, met
         self._priced = False
+        self.tight: set[int] = set(tight)
 
     @property
     def small(self) -> bool:
@@ -96,6 +100,11 @@ class CheapestChain:
     def _done(self) -> bool:
         return self.answer.closed or (self._first and self.answer.stages is not None)
 
+    @property
+    def _lacks_chain(self) -> bool:
+        """Whether a chain is looked for, and not one that is better than one that is known."""
+        return not self._done and self.answer.stages is None and (self._first or self.answer.value == inf)
+
     def price(self, rounds: int = _ROUNDS) -> BoundedChain:
         """Find good prices, once."""
         if self._done or self._priced:
@@ -110,12 +119,14 @@ class CheapestChain:
                 return self.answer
         for guess in self._guesses:
             self.prices.look(guess)
+        for chain in self._met:
+            self.prices.add(chain)
         enough = self.chains.below(self.answer.value)
         self.prices.improve(self._clock, rounds, enough, self.answer.value if self._first else -inf)
         self._learn(self.prices)
         if self._broken is not None:
             self._break(self._broken)
-        elif not self._done and self.answer.stages is None and not unlike(self.chains.counts):
+        elif self._lacks_chain and not unlike(self.chains.counts):
             allowed = ResourcePrices(self.chains, cost=False)
             allowed.start()
             for cut in self.prices.met:
@@ -140,16 +151,26 @@ class CheapestChain:
             self.prove(self.answer.bound)
 
     def beam(self, width: float) -> BoundedChain:
-        """Labels in a beam of this width."""
-        if self._done:
-            return self.answer
-        guides = [Guide(kept, True) for kept in self.prices.kept] + self._guides
+        """Labels in a beam of this width; again, if the best chain takes too much of what they did not look at."""
         room = int(min(width, 1e9))
-        found = Labels(self.chains, guides, self._clock).beam(self.answer.value, room, self._first)
-        if found.chain is not None:
-            self.offer(found.chain, found.value)
-        self.prove(min(found.lost, self.answer.value))
+        while not self._done:
+            at = self._focus()
+            found = Labels(self.chains, at.guides, self._clock, at.free).beam(self.answer.value, room, self._first)
+            exceeded = at.exceeded(self.chains, found.chain)
+            if found.chain is not None and not exceeded:
+                self.offer(found.chain, found.value)
+            self.prove(min(found.lost, found.value))
+            if not exceeded:
+                break
+            self.tight |= exceeded
         return self.answer
+
+    def _focus(self) -> Focus:
+        """What labels look at: everything, where any chain will do, or where there are no good prices."""
+        every = [Guide(kept, True) for kept in self.prices.kept] + self._guides
+        if self._first or not self._priced or unlike(self.chains.counts):
+            return Focus(every, frozenset())
+        return focus(self.chains, self.prices.kept[0], every, self.tight)
 
     def _learn(self, prices: ResourcePrices) -> None:
         if prices.best is not None:

@@ -17,6 +17,7 @@ from dovetail.pipeline.optimise.tables import Floats
 
 _WIDE = 1.01  # from the slowest pace of an interval to its fastest: above that prices alone bound it
 _ROUNDS = 20
+_MET = 20  # chains met last in an interval, from which prices in its parts begin
 _FEW = 5  # for a wide interval among unlike devices
 _ABOVE = (1.1, 1.4, 2.0, 4.0)  # the fastest pace: where a first plan of unlike devices is looked for
 _Interval = tuple[float, int, int, int, int]  # bound, first and last pace, width of the next beam, good prices
@@ -33,6 +34,7 @@ class Intervals:
         self._unlike = unlike(costs.tables.counts)
         self._best: Stages | None = None
         self._value = inf
+        self._tight: set[int] = set()  # resources of which chains took too much where they were not looked at
 
     def run(self) -> BoundedChain:
         """The best chain at any pace."""
@@ -42,7 +44,7 @@ class Intervals:
         if self._unlike:
             self._first_plan(low)
         heap: list[_Interval] = [(-inf, low, len(self._paces) - 1, WIDTH, 0)]
-        self._known: list[Floats] = [np.zeros(len(self.costs.tables.counts) + 2)]
+        self._known: list[tuple[list[Floats], list[Stages]]] = [([], [])]
         bound = -inf
         while heap:
             bound = heap[0][0]
@@ -64,17 +66,22 @@ class Intervals:
         a, b = float(self._paces[low]), float(self._paces[high])
         extra = self._tariff.by_pace * a
         search = CheapestChain(
-            self.costs.chains(self._tariff, a, b), self._clock, self._value - extra, [self._known[guess]]
+            self.costs.chains(self._tariff, a, b),
+            self._clock,
+            self._value - extra,
+            *self._known[guess],
+            tight=self._tight,
         )
         narrow = b <= _WIDE * a or high - low < 2
         search.price(_ROUNDS if narrow or not self._unlike else _FEW)
         for chain in search.prices.allowed:
             self._offer(chain)
         if search.prices.kept:
-            self._known.append(search.prices.kept[0].prices)
+            self._known.append(([search.prices.kept[0].prices], [cut.chain for cut in search.prices.met[-_MET:]]))
             guess = len(self._known) - 1
         if narrow:
             search.beam(width)
+            self._tight |= search.tight
         if search.answer.stages is not None:
             self._offer(search.answer.stages)
         bound = max(bound, search.answer.bound + extra)
@@ -82,7 +89,7 @@ class Intervals:
             return [(bound, low, high, width, guess)]
         if search.answer.closed and search.answer.stages is None:
             return []
-        if low == high:
+        if low == high or (narrow and search.answer.stages is None and self._needs_width(bound, a, b)):
             return [(bound, low, high, 4 * width, guess)]
         at = int(np.searchsorted(self._paces, sqrt(a * b))) if a > 0 else low + (high - low + 1) // 2
         if narrow and search.answer.stages is not None:
@@ -90,6 +97,10 @@ class Intervals:
             at = own if search.answer.stages is self._best else min(at, own)
         at = min(max(at, low + 1), high)
         return [(bound, low, at - 1, WIDTH, guess), (bound, at, high, WIDTH, guess)]
+
+    def _needs_width(self, bound: float, a: float, b: float) -> bool:
+        """Whether to split an interval of paces would not do: even its slowest pace is bounded little better."""
+        return self._value < inf and not self._unlike and bound * b < self._goal * a
 
     def _first_plan(self, low: int) -> None:
         """A chain to begin with, where devices are so unlike that intervals meet one late: at paces further and further

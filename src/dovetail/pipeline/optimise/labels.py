@@ -9,6 +9,7 @@ dropped only for want of room bounds every chain that was not looked at.
 from __future__ import annotations
 
 from bisect import bisect_right
+from collections.abc import Set
 from math import inf
 from typing import NamedTuple
 
@@ -44,27 +45,27 @@ class Beam(NamedTuple):
 class _Packed:
     """Counts of devices as bits of a few words, so that whole vectors are added and compared at once."""
 
-    def __init__(self, chains: Chains) -> None:
-        counts = [*chains.counts]
-        if np.isfinite(chains.limits[-2]):
-            counts.append(int(chains.limits[-2]))
+    def __init__(self, chains: Chains, free: Set[int]) -> None:
         guards, limits, places, shift = [0], [0], [], 0
-        for count in counts:
+        for r in chains.priced:
+            if r in free or r == chains.cap:
+                continue
+            count = int(chains.limits[r])
             bits = count.bit_length() + 1
             if shift + bits > 64:
                 guards.append(0)
                 limits.append(0)
                 shift = 0
-            places.append((len(limits) - 1, shift))
+            places.append((r, len(limits) - 1, shift))
             limits[-1] |= count << shift
             guards[-1] |= 1 << (shift + bits - 1)
             shift += bits
         self._guard = np.array(guards, dtype=np.uint64)
         self.limit = np.array(limits, dtype=np.uint64)
         self.step = np.zeros((len(chains.options), len(limits)), dtype=np.uint64)
-        for o, option in enumerate(chains.options):
-            for word, at in [places[option.k], *places[len(chains.counts) :]]:
-                self.step[o, word] += np.uint64(option.devices << at)
+        for o, used in enumerate(chains.use):
+            for r, word, at in places:
+                self.step[o, word] += np.uint64(int(min(used[r], chains.limits[r] + 1)) << at)
 
     def within(self, small: _Words, large: _Words) -> Bools:
         """Whether each vector is nowhere above the other; words are the last axis, and compared one after another."""
@@ -98,12 +99,14 @@ class _Labels(NamedTuple):
 
 
 class Labels:
-    """Beams through the chains, all with the same guides."""
+    """Beams through the chains, all with the same guides. Of `free` resources there is enough: how much labels take of
+    them is not looked at, and no guide may have a price for them."""
 
-    def __init__(self, chains: Chains, guides: list[Guide], clock: SearchClock) -> None:
+    def __init__(self, chains: Chains, guides: list[Guide], clock: SearchClock, free: Set[int] = frozenset()) -> None:
         self._chains = chains
         self._clock = clock
-        self._pack = _Packed(chains)
+        self._capped = None if chains.cap in free else chains.capped
+        self._pack = _Packed(chains, free)
         # By cut, option and guide.
         self._after = np.array([g.relaxed.after + g.relaxed.base for g in guides]).T.copy()
         self._before = np.array([g.relaxed.start + g.relaxed.base for g in guides]).T.copy()
@@ -151,15 +154,15 @@ class Labels:
         hope = begun.priced[:, 0] + self._after[j, begun.option, 0]
         if self._costs[0]:
             hope += begun.cost + added
-        if self._price[0] and chains.capped is not None:
-            hope += self._price[0] * (begun.capped + chains.capped.stage[begun.option, begun.cut, j])
+        if self._price[0] and self._capped is not None:
+            hope += self._price[0] * (begun.capped + self._capped.stage[begun.option, begun.cut, j])
         rows = np.nonzero((hope < self._limits[0]) & np.isfinite(added))[0]
         begun, cost = begun.take(rows), begun.cost[rows] + added[rows]
         capped = begun.capped
-        if chains.capped is not None:
-            capped = capped + chains.capped.stage[begun.option, begun.cut, j]
+        if self._capped is not None:
+            capped = capped + self._capped.stage[begun.option, begun.cut, j]
         bounds = begun.priced + self._after[j][begun.option] + np.multiply.outer(cost, self._costs)
-        if chains.capped is not None:
+        if self._capped is not None:
             bounds += np.multiply.outer(capped, self._price)
         ok = _every(bounds < self._limits)
         made, bounds = begun._replace(cost=cost, capped=capped).take(ok), bounds[ok]
@@ -198,7 +201,7 @@ class Labels:
 
     def _more(self, j: int) -> tuple[Floats, Floats | None]:
         """At most how much more it costs, and takes of the cap, to go on from one option than from another."""
-        link, capped = self._chains.link[j], self._chains.capped
+        link, capped = self._chains.link[j], self._capped
         return _more(link), None if capped is None else _more(np.where(np.isfinite(link), capped.link[j], inf))
 
     def _dominated(self, these: _Labels, others: _Labels, more: tuple[Floats, Floats | None]) -> Bools:
@@ -229,7 +232,7 @@ class Labels:
 
     def _begin(self, labels: _Labels, added: Floats, j: int) -> _Labels:
         """The stages that begin at a cut, where it costs so much for each label to go on with each option."""
-        chains, capped = self._chains, self._chains.capped
+        chains, capped = self._chains, self._capped
         used = labels.words[:, None] + self._pack.step
         options, rows = np.nonzero((np.isfinite(added) & self._pack.within(used, self._pack.limit)).T)
         cost, sums = labels.cost[rows] + added[rows, options], labels.capped[rows]
