@@ -221,6 +221,9 @@ def test_what_is_wrong_with_a_plan_is_named(tmp_path: Path, name: str) -> None:
         read_plan(file)
 
 
+JUNK: list[Any] = [None, -1, 0, 1e300, "x", [], {}, [1]]
+
+
 def test_whatever_a_plan_holds_the_answer_is_a_sentence() -> None:
     """One value after another of a plan is replaced by junk: it is taken, or refused with a sentence of ours."""
     classes = [DeviceClass(name, name, [f"{name}0", f"{name}1"], 9.0, 9.0, [1.0, 2.0]) for name in "ab"]
@@ -239,7 +242,7 @@ def test_whatever_a_plan_holds_the_answer_is_a_sentence() -> None:
     content = msgspec.to_builtins(plan(problem, "latency", asked))
     refused, wrong = 0, []
     for place in places(content):
-        for junk in (None, -1, 0, 1e300, "x", [], {}, [1]):
+        for junk in JUNK:
             damaged = copy.deepcopy(content)
             holder = damaged
             for key in place[:-1]:
