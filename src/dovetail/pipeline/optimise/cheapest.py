@@ -168,7 +168,7 @@ class CheapestChain:
     def _focus(self) -> Focus:
         """What labels look at: everything, where any chain will do, or where there are no good prices."""
         every = [Guide(kept, True) for kept in self.prices.kept] + self._guides
-        if self._first or not self._priced or unlike(self.chains.counts):
+        if self._first or self.chains.whole or not self._priced or unlike(self.chains.counts):
             return Focus(every, frozenset())
         return focus(self.chains, self.prices.kept[0], every, self.tight)
 
