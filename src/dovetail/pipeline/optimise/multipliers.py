@@ -178,7 +178,7 @@ class ResourcePrices:
             most, at = values[0] * self._scale, values[1:] * self._scale / self._limits
             if most - self.bound <= 1e-10 * max(abs(most), self._scale):
                 return
-            if most < enough < inf and most - self.bound <= _SPARE * (enough - self.bound):
+            if below == -inf and most < enough < inf and most - self.bound <= _SPARE * (enough - self.bound):
                 return
             prices = np.zeros(len(self.chains.limits))
             prices[self.chains.priced] = at
