@@ -152,6 +152,27 @@ def test_methods_from_elsewhere_are_looked_after_and_inner_ones_are_named(tmp_pa
         host.simulate(WORKLOAD, Oldest(), type("Inner", (Asked,), {"most": lambda *_: None}))
 
 
+def test_methods_may_be_called_with_names_and_take_more_than_ours_do() -> None:
+    class Named(Asked):
+        def most(self, program: Program, view: MachineView, more: int = 0) -> int:
+            return program.asked + more
+
+        def take(self, program: Program, view: MachineView, *, at_least: int = 1) -> int:
+            cores = min(program.asked, view.free, self.most(more=0, view=view, program=program))
+            return cores if cores >= max(self.most(program, view, 0), at_least) else 0
+
+        def spread(self, view: MachineView, why: str = "") -> dict[str, int]:
+            return dict(view.widths)
+
+    assert host.simulate(WORKLOAD, Oldest(), Named()).check().valid
+    view = MachineView(8, HostOptions())
+    assert Named().spread(why="to see", view=view) == {}
+    bad: Any = policies_with(Named, "most", lambda *_, **named: "x")[1]
+    for given, named in (((), {"program": None, "view": view}), ((None, view, 3), {})):
+        with pytest.raises(PolicyError, match=r"Cheat\.most gave 'x', expected"):
+            bad.most(*given, **named)
+
+
 @pytest.mark.parametrize("method", sorted(NOT_CALLED))
 def test_the_checker_notes_whom_it_cannot_ask(method: str) -> None:
     report = host.simulate(WORKLOAD, *policies_with(Asked, method, leave)).check()
