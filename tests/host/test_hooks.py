@@ -51,6 +51,10 @@ def test_a_folder_that_is_gone_is_no_trouble(ended: Ended) -> None:
     assert ended.said("pwd", cwd="/no/such/folder") == "/\n"
 
 
+def test_a_hook_that_cannot_be_run_is_told_and_over(ended: Ended) -> None:
+    assert ended.said("echo a\0b") == "hook of 7: embedded null byte\n"
+
+
 def test_what_a_hook_leaves_running_is_not_waited_for(ended: Ended) -> None:
     assert ended.said("(until test -e go; do sleep 0.02; done; touch gone) & echo said") == "said\n"
     (ended.folder / "go").touch()

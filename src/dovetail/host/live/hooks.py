@@ -39,8 +39,8 @@ class Hooks:
             log = os.open(os.devnull, os.O_WRONLY)
         try:  # no pipe: what it leaves running goes on writing
             how = _done(words, cwd, spec.env | outcome(ended), log)
-        except OSError as error:
-            how = str(error.strerror)
+        except (OSError, ValueError) as error:  # a null character that an earlier version let pass
+            how = str(getattr(error, "strerror", error))
         with suppress(OSError):
             os.write(log, f"hook of {ended.id}: {how}\n".encode() if how else b"")
         os.close(log)
