@@ -194,7 +194,7 @@ def test_a_clock_that_is_set_back_does_not_turn_time_back(make_setup: Make) -> N
 class Fails(Table):
     """It has no answer while a second job is there."""
 
-    error: Exception = DovetailError("there is no solution")
+    error: BaseException = DovetailError("there is no solution")
 
     def allocate(self, problem: Problem) -> Allocation:
         if problem.jobs == 2:
@@ -207,9 +207,10 @@ class Fails(Table):
     [
         (DovetailError("there is no solution"), "there is no solution"),
         (ZeroDivisionError("planted"), "ZeroDivisionError: planted"),
+        (SystemExit(0), "SystemExit: 0"),
     ],
 )
-def test_a_policy_without_an_answer_stops_nothing(make_setup: Make, error: Exception, why: str) -> None:
+def test_a_policy_without_an_answer_stops_nothing(make_setup: Make, error: BaseException, why: str) -> None:
     policy = Fails({0: [1.0, 0], 1: [1.0, 0]})
     policy.error = error
     rounds = Rounds(make_setup([], counts=(2, 0)), policy, RULES, reported=True)

@@ -301,7 +301,7 @@ class Rounds(RunningJobs):
         mechanism, jobs = self.mechanism, self.jobs
         try:
             asked = mechanism.update(now)
-        except Exception as error:  # of a policy that may be anybody's
+        except (Exception, SystemExit) as error:  # of a policy that may be anybody's
             if self._reported is None:
                 raise
             asked = False  # a service goes on with the shares that there are, and asks again in the next round
