@@ -459,6 +459,29 @@ def test_an_allocation_of_the_wrong_kind_is_refused_in_words(
         run(make_setup([Job(id=0, model="A", steps=40)]), Odd({0: [1, 0]}))
 
 
+@pytest.mark.parametrize("number", [np.int64, np.bool_, np.float32])
+def test_shares_may_be_numbers_of_any_kind(make_setup: Make, tmp_path: Path, number: type[np.generic]) -> None:
+    class Ones(Table):
+        def allocate(self, problem: Problem) -> Allocation:
+            found = super().allocate(problem)
+            return replace(found, share=found.share.astype(number), pair_share=found.pair_share.astype(number))
+
+    jobs = [Job(id=0, model="A", steps=2000), Job(id=1, model="B", steps=1500), Job(id=2, model="A", steps=40)]
+    shares, pairs = {0: [0, 0], 1: [0, 0], 2: [0, 1]}, {(0, 1): [1, 0]}
+    usual, _ = _run(make_setup(jobs), Table(shares, pairs), NO_RESTART, tmp_path)
+    assert _run(make_setup(jobs), Ones(shares, pairs), NO_RESTART, tmp_path)[0].completion_s == usual.completion_s
+    flows = [run(make_setup(jobs), each(shares, pairs), ideal=True).completion_s for each in (Table, Ones)]
+    assert flows[0] == flows[1]
+
+
+def test_shares_of_no_pairs_are_nobodys(make_setup: Make) -> None:
+    class Odd(Table):
+        def allocate(self, problem: Problem) -> Allocation:
+            return replace(super().allocate(problem), pair_share=np.array([["x"]]))
+
+    assert run(make_setup([Job(id=0, model="A", steps=40)]), Odd({0: [1, 0]}), NO_RESTART).figures.completed == 1
+
+
 @pytest.mark.parametrize("of", ["counts", "prices", "ids", "kind", "rates", "width", "weight"])
 def test_a_policy_cannot_change_what_it_is_shown(make_setup: Make, of: str) -> None:
     class Cheat(Table):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 import numpy as np
@@ -128,8 +128,11 @@ class Allocation:
         """What makes it no answer to this problem; nothing if it is one."""
         if fault := self._not_arrays(problem.jobs, len(problem.types)):
             return fault
-        for name, share in (("share", self.share), ("pair_share", self.pair_share)):
-            if share.size and not (share.min() >= -_ROUNDING and share.max() <= 1 + _ABOVE):
+        for name, share, rows in (
+            ("share", self.share, problem.jobs),
+            ("pair_share", self.pair_share, len(self.pairs)),
+        ):
+            if rows and not (share.min() >= -_ROUNDING and share.max() <= 1 + _ABOVE):
                 return f"{name} holds a value that is no share of time, which is 0 to 1"
         if self.kind is not None:
             may = problem.kind[:, None] if problem.scaled is None else problem.scaled[problem.kind]
@@ -165,6 +168,14 @@ class Allocation:
             if shape[0] and found.dtype.kind not in numbers:
                 return f"{name} holds {found.dtype}, expected {'numbers' if 'f' in numbers else 'whole numbers'}"
         return ""
+
+    def in_floats(self) -> Allocation:
+        """The same, with shares that were whole numbers, or true and false, as what is reckoned with."""
+        share, pair_share = self.share.astype(np.float64, copy=False), self.pair_share
+        if len(self.pairs):
+            pair_share = pair_share.astype(np.float64, copy=False)
+        same = share is self.share and pair_share is self.pair_share
+        return self if same else replace(self, share=share, pair_share=pair_share)
 
     def throughput(self, problem: Problem) -> Floats:
         """Steps per second that every job gets under these shares."""
@@ -211,4 +222,4 @@ def ask(policy: Policy, problem: Problem) -> Allocation:
         raise DovetailError(f"policy {name}: allocate gave {type(found).__name__}, expected an Allocation")
     if fault := found.fault(problem):
         raise DovetailError(f"policy {name} gave an allocation that cannot be carried out: {fault}")
-    return found
+    return found.in_floats()
