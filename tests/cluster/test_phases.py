@@ -190,6 +190,20 @@ def test_a_policy_that_more_than_doubles_is_stopped(jobs: LoadedScenario) -> Non
         cluster.simulate(jobs, Doubling(times=2), interval=60)
 
 
+class Cheat(Doubling):
+    """Would have smaller servers in this run, and in all others of these jobs."""
+
+    def allocate(self, problem: Problem) -> Allocation:
+        assert problem.adaptive is not None
+        problem.adaptive.per_server[:] = 1
+        return super().allocate(problem)
+
+
+def test_a_policy_cannot_change_the_servers_that_it_is_shown(jobs: LoadedScenario) -> None:
+    with pytest.raises(DovetailError, match=r"allocate failed: ValueError: .*read-only"):
+        cluster.simulate(jobs, Cheat(), interval=60, journal=False)
+
+
 class AsWideAsOthers(Doubling):
     """New jobs have four accelerators at once, if another one of their application had them."""
 

@@ -63,7 +63,8 @@ class Phases:
     ) -> None:
         """Jobs choose their batch if the policy `tunes` widths, and may come `phased`; each has at most twice the width
         that it had, or that any of its application had if they are as `wide_as_others`."""
-        self._types, self._per_server, self._kinds, self._tunes = types, per_server, adaptive, tunes
+        self._types, self._per_server, self._kinds, self._tunes = types, per_server.view(), adaptive, tunes
+        self._per_server.flags.writeable = False  # policies are shown it
         self._phased, self._wide_as_others = phased, wide_as_others
         self.jobs: dict[int, Training] = {}
         self._fits = FitMemory()
