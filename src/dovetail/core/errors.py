@@ -29,26 +29,28 @@ class PolicyError(DovetailError):
     """A policy asked for something the engine does not allow, or stopped deciding while work is left."""
 
 
-def policy_failed(policy: object, method: str, error: BaseException) -> PolicyError:
+def policy_failed(policy: object, method: str, error: BaseException, now_s: float | None = None) -> PolicyError:
     """What to say of a policy that failed, or that called sys.exit().
 
     >>> policy_failed(object(), "next", SystemExit(0))
     PolicyError('builtins.object.next failed: SystemExit: 0')
     """
-    return PolicyError(f"{_method(policy, method)} failed: {type(error).__name__}: {error}")
+    return PolicyError(f"{policy_method(policy, method, now_s)} failed: {type(error).__name__}: {error}")
 
 
-def policy_gave(policy: object, method: str, answer: object, expected: str) -> PolicyError:
+def policy_gave(policy: object, method: str, answer: object, expected: str, now_s: float | None = None) -> PolicyError:
     """What to say of a policy that answered what is no answer.
 
-    >>> policy_gave(object(), "next", "many", "a whole number")
-    PolicyError("builtins.object.next gave 'many', expected a whole number")
+    >>> policy_gave(object(), "next", "many", "a whole number", 3.0)
+    PolicyError("[3.00s] builtins.object.next gave 'many', expected a whole number")
     """
-    return PolicyError(f"{_method(policy, method)} gave {answer!r:.200}, expected {expected}")
+    return PolicyError(f"{policy_method(policy, method, now_s)} gave {answer!r:.200}, expected {expected}")
 
 
-def _method(policy: object, method: str) -> str:
-    return f"{type(policy).__module__}.{type(policy).__qualname__}.{method}"
+def policy_method(policy: object, method: str, now_s: float | None = None) -> str:
+    """A method of a policy by all its names, and when it was asked where there is such a time."""
+    when = "" if now_s is None else f"[{now_s:.2f}s] "
+    return f"{when}{type(policy).__module__}.{type(policy).__qualname__}.{method}"
 
 
 class ReplayError(DovetailError):

@@ -7,7 +7,7 @@ from itertools import count
 from math import inf
 from typing import Any
 
-from dovetail.core.errors import DovetailError, PolicyError
+from dovetail.core.errors import DovetailError, PolicyError, policy_failed, policy_gave, policy_method
 from dovetail.core.events import (
     Added,
     Arrived,
@@ -264,7 +264,7 @@ class WorkflowScheduler:
         view = self.view
         if self._refuses and (why := self._tell("refuse", node, view)) is not None:
             if not isinstance(why, str):
-                raise PolicyError(f"[{now:.2f}s] {self._name('refuse')} gave {why!r}, expected a reason or None")
+                raise policy_gave(self._policy, "refuse", why, "a reason or None", now)
             self._reject(node.request, why, out)
             return
         if self._tenants is not None and (why := self._tenants.too_wide(node, view.models[node.model])) is not None:
@@ -279,7 +279,7 @@ class WorkflowScheduler:
         try:
             node.rank = self._policy.rank(node, self.view)
         except (Exception, SystemExit) as error:
-            raise self._mistake("rank", error) from error
+            raise policy_failed(self._policy, "rank", error, self.view.now) from error
         self.view.enqueue(node)
 
     def _renew(self, node: ReadyNode) -> None:
@@ -330,13 +330,13 @@ class WorkflowScheduler:
         try:
             choice = self._choose(self.view)
         except (Exception, SystemExit) as error:
-            raise self._mistake("choose", error) from error
+            raise policy_failed(self._policy, "choose", error, self.view.now) from error
         if isinstance(choice, Place) and type(choice.node) is ReadyNode:
             return choice
         if choice is None or is_wait(choice):
             return choice
         expected = "Place of a node that is ready, Wait for a time in seconds, or None"
-        raise PolicyError(f"[{self.view.now:.2f}s] {self._name('choose')} gave {choice!r}, expected {expected}")
+        raise policy_gave(self._policy, "choose", choice, expected, self.view.now)
 
     def _tell(self, method: str, *given: Any) -> Any:
         """What a policy answers that is asked more rarely."""
@@ -345,13 +345,7 @@ class WorkflowScheduler:
         except DovetailError:
             raise
         except (Exception, SystemExit) as error:
-            raise self._mistake(method, error) from error
-
-    def _mistake(self, method: str, error: BaseException) -> PolicyError:
-        return PolicyError(f"[{self.view.now:.2f}s] {self._name(method)} failed: {type(error).__name__}: {error}")
-
-    def _name(self, method: str) -> str:
-        return f"{type(self._policy).__module__}.{type(self._policy).__qualname__}.{method}"
+            raise policy_failed(self._policy, method, error, self.view.now) from error
 
     def _refuse_changed(self, nodes: Sequence[ReadyNode]) -> None:
         for node in nodes:
@@ -366,7 +360,7 @@ class WorkflowScheduler:
         if len(window) != node.width or type(why) is not str or not _is_window(window, len(view.free)):
             given = f"Place({node.request.id}/{node.name}, {window!r}, {why!r})"
             expected = f"{node.width} of its {len(view.free)} GPUs as a tuple, and a reason"
-            raise PolicyError(f"[{now:.2f}s] {self._name('choose')} gave {given}, expected {expected}")
+            raise PolicyError(f"{policy_method(self._policy, 'choose', now)} gave {given}, expected {expected}")
         if view.off and not view.off.keys().isdisjoint(window):
             where = f"{node.request.id}/{node.name} on GPUs {list(window)}"
             raise PolicyError(f"[{now:.2f}s] the policy started {where}, of which one is off")

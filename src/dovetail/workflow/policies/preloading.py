@@ -6,7 +6,7 @@ from itertools import count
 from math import inf
 from typing import Any
 
-from dovetail.core.errors import PolicyError
+from dovetail.core.errors import policy_failed, policy_gave
 from dovetail.core.events import Instruction, Prepare, PrepareEnded
 from dovetail.workflow.gpus.preloads import PreloadUnderWay
 from dovetail.workflow.policies.base import Preload, WorkflowPolicy, is_wait
@@ -19,7 +19,6 @@ class Preloading:
     def __init__(self, view: View, policy: WorkflowPolicy) -> None:
         self._view, self._policy = view, policy
         self._asks = type(policy).preload is not WorkflowPolicy.preload
-        self._name = f"{type(policy).__module__}.{type(policy).__qualname__}.preload"
         self._ids = count(1)
         self._under_way: dict[int, PreloadUnderWay] = {}
         self._failed: set[str] = set()  # models that could not be loaded
@@ -30,13 +29,13 @@ class Preloading:
             try:
                 choice: Any = self._policy.preload(self._view)
             except (Exception, SystemExit) as error:
-                raise PolicyError(f"[{now:.2f}s] {self._name} failed: {type(error).__name__}: {error}") from error
+                raise policy_failed(self._policy, "preload", error, now) from error
             if is_wait(choice):
                 return choice.until_s
             if choice is None or (isinstance(choice, Preload) and choice.model in self._failed):
                 break
             if wrong := self._wrong(choice):
-                raise PolicyError(f"[{now:.2f}s] {self._name} gave {choice!r}, expected {wrong}")
+                raise policy_gave(self._policy, "preload", choice, wrong, now)
             out.append(self._prepare(choice, now))
         return inf
 
