@@ -176,6 +176,7 @@ def test_long_calls_are_compared_and_looked_at_again() -> None:
     assert floor.is_sure(ONE_CALL, 100)
 
 
+@pytest.mark.usefixtures("all_short")
 def test_books_are_kept_of_the_calls_that_count_in_the_next_comparison() -> None:
     calls, floor = DirectCalls(), OneCpuFloor()
     once, booked = OneCall("form", 0, 100, ONE_CALL), []
@@ -195,6 +196,7 @@ def test_books_are_kept_of_the_calls_that_count_in_the_next_comparison() -> None
     assert not calls.take("form", 100)
 
 
+@pytest.mark.usefixtures("all_short")
 def test_of_batches_that_are_not_known_again_books_are_kept() -> None:
     calls, floor, frame = DirectCalls(), OneCpuFloor(), TreeBatch(BATCHES["DataFrame"])
     calls.sure("form", 40)
