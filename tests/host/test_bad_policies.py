@@ -14,7 +14,7 @@ from dovetail.core.errors import PolicyError
 from dovetail.host.curves import curve
 from dovetail.host.options import HostOptions
 from dovetail.host.policies import Assignment, MachineView, Planning, Program
-from dovetail.host.policies.answers import ANSWERS
+from dovetail.host.policies.contract import ANSWERS
 from dovetail.host.program import Ask
 
 RUNS = [{"threads": threads, "at_s": 10.0 * i} for i, threads in enumerate([4, 8, 2, 1, 16, 3])]

@@ -12,7 +12,7 @@ from typing import Any
 from dovetail.core.errors import PolicyError
 from dovetail.host.gpus import GpuLedger
 from dovetail.host.options import HostOptions
-from dovetail.host.policies.answers import look_after
+from dovetail.host.policies.contract import look_after
 from dovetail.host.program import WAITING, Program
 
 
