@@ -369,8 +369,14 @@ def test_what_is_told_before_the_daemon_runs_is_true(tmp_path: Path) -> None:
                 job: (before[job]["name"], before[job]["state"]) for job in (good, bad)
             }
             assert service.wait() == (2, [])
+            assert service.clean((good,)) == [good]
+            (new,) = service.submit(Spec(command=("true",), cwd="/"))
+            running = threading.Thread(target=service.run)
+            running.start()
+            assert service.wait((new,), PATIENCE_S) == (1, [])
+            assert {row.id: row.state for row in service.listing()} == {bad: "failed", new: "completed"}
             service.close()
-            service.run()
+            running.join(PATIENCE_S)
 
 
 def test_nothing_of_an_ended_attempt_is_left_in_the_folder(daemon: Daemon) -> None:

@@ -37,7 +37,6 @@ class Service(UserRequests, Answers):
 
     def __init__(self, folder: Path, setup: HostSetup, store: Store) -> None:
         super().__init__(folder, setup, store)
-        self._came_before = frozenset(self._book.specs)  # others put their arrivals in themselves, before we run too
         self._identity = _identity(folder)
         self._samples = Samples(self._inbox, self._control, self._gpus)
         self._closing = threading.Event()
@@ -47,17 +46,20 @@ class Service(UserRequests, Answers):
             self._status.step(*step)
         for job in self._status.rows.keys() - self._book.specs.keys():
             del self._status.rows[job]  # it was cleaned away
+        # Whoever comes from now on puts its arrival in itself, before we run too.
+        self._unheard = sorted(self._book.specs.keys() - self._status.rows.keys(), key=_by_number)
 
     def run(self) -> None:
         """Serve until `close`; the programs run on."""
-        for row in self._status.rows.values():
+        with self._lock:
+            rows = list(self._status.rows.values())
+        for row in rows:
             if row.wanted:
                 self._reconciler.adopt(row.program, row.wanted, row.devices, row.why, row.gpus)
             elif row.closed_s is not None:
                 self._run_hook(row.program)  # unless it was run
         self._tidy()
-        unheard = sorted(self._came_before - self._status.rows.keys(), key=_by_number)
-        self._inbox.put_first([self._book.specs[job].arrival(job, self.setup.cores) for job in unheard])
+        self._inbox.put_first([self._book.specs[job].arrival(job, self.setup.cores) for job in self._unheard])
         sampler = threading.Thread(target=self._sample, name="usage", daemon=True)
         sampler.start()
         try:
@@ -125,8 +127,10 @@ class Service(UserRequests, Answers):
                 self._hooks.run(spec, self.describe(self._status.rows[job]))
 
     def _tidy(self) -> None:
-        keep = {self._book.run_name(row.program) for row in self._status.rows.values() if row.wanted}
-        for image in {spec.image for spec in self._book.specs.values()}:
+        with self._lock:
+            keep = {self._book.run_name(row.program) for row in self._status.rows.values() if row.wanted}
+            images = {spec.image for spec in self._book.specs.values()}
+        for image in images:
             with suppress(NotNowError):  # an engine that does not answer now is tidied up at the next start
                 self._executors.get(image).tidy(keep)
         for left in (self.folder / "runs").iterdir():
