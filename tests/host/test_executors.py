@@ -11,7 +11,7 @@ import socket
 import subprocess
 import sys
 import termios
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
@@ -608,11 +608,15 @@ def test_damaged_files_of_an_attempt_are_an_end_and_not_a_daemons(shop: Workshop
     assert "how it ended cannot be found out" in found.why
 
 
-def test_one_whose_parent_cannot_be_told_is_ended_with_all_that_is_left_of_it(shop: Workshop) -> None:
+@pytest.mark.parametrize("damaged", [(shim.CLAIM,), (shim.CLAIM, shim.PROGRAM)], ids=["claim", "both"])
+def test_one_whose_parent_cannot_be_told_is_ended_with_all_that_is_left_of_it(
+    shop: Workshop, damaged: Sequence[str]
+) -> None:
     launch = shop.launch("a", "sh", "-c", "echo $$; exec sleep 1000")
     shop.executor.start(msgspec.structs.replace(launch, env=launch.env | {FOLDER: f"{launch.folder}/control"}))
     until(lambda: bool(shop.log("a")))
-    (Path(launch.folder) / shim.CLAIM).write_bytes(b"")
+    for name in damaged:
+        (Path(launch.folder) / name).write_bytes(b"")
     found = shop.another().find(msgspec.structs.replace(launch, env={FOLDER: f"{launch.folder}/control"}))
     assert found.exit is not None
     assert not found.exit.good

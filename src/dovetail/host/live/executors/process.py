@@ -299,7 +299,7 @@ class ProcessExecutor:
             raise FileNotFoundError(f"{folder}/{shim.CLAIM} is gone")
         if claim is not _NOBODY and claim.boot != shim.boot_id():
             return Exit(why="the machine was restarted while it ran")
-        with suppress(FileNotFoundError):
+        with suppress(FileNotFoundError, msgspec.DecodeError):
             program = msgspec.json.decode(_read(f"{folder}/{shim.PROGRAM}"), type=_ProcessName)
             if proc.is_same(program.pid, program.start):
                 proc.kill([program.pid, *(process.pid for process in proc.family(program.pid))])
