@@ -608,6 +608,15 @@ def test_damaged_files_of_an_attempt_are_an_end_and_not_a_daemons(shop: Workshop
     assert "how it ended cannot be found out" in found.why
 
 
+def test_what_cannot_be_read_just_now_is_no_end(shop: Workshop) -> None:
+    launch = shop.start("a", "sh", "-c", "exit 5")
+    assert shop.end().code == 5
+    (Path(launch.folder) / shim.EXIT).unlink()
+    (Path(launch.folder) / shim.EXIT).mkdir()
+    with pytest.raises(IsADirectoryError):
+        shop.another().find(launch)
+
+
 @pytest.mark.parametrize("damaged", [(shim.CLAIM,), (shim.CLAIM, shim.PROGRAM)], ids=["claim", "both"])
 def test_one_whose_parent_cannot_be_told_is_ended_with_all_that_is_left_of_it(
     shop: Workshop, damaged: Sequence[str]

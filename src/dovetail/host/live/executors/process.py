@@ -58,6 +58,10 @@ class _ProcessName(Struct):
 _NOBODY = _ProcessName(0, 0, "")
 
 
+def _unknown(error: Exception) -> Exit:
+    return Exit(why=f"how it ended cannot be found out: {error}")
+
+
 class _RunningProcess(NamedTuple):
     """An attempt that is followed: its shim, a file that becomes readable when that ends, and its groups. The file is
     the pipe that the shim tells its outcome through, of which `told` has come already; or its pidfd, if another daemon
@@ -272,18 +276,21 @@ class ProcessExecutor:
             del self._runs[name]
         self._files.forget(run.line)
         os.close(run.line)
-        outcome = self._outcome(run.launch, told or b"")
+        try:
+            outcome = self._outcome(run.launch, told or b"")
+        except OSError as error:  # nobody asks again, and others end too
+            outcome = _unknown(error)
         if told and run.groups and run.groups.renewable:
             self._vacated.add(name)
             self._vacant.append(run.groups)
         self._ended(name, outcome)
 
     def _outcome(self, launch: ProgramLaunch, told: bytes = b"") -> Exit:
-        """How an attempt ended, as far as that can be found out."""
+        """How an attempt ended, as far as that can be found out; what the system refuses now may be asked again."""
         try:
             return self._found_outcome(launch, told)
-        except (OSError, msgspec.DecodeError) as error:  # its folder is gone, or damaged: others end too
-            return Exit(why=f"how it ended cannot be found out: {error}")
+        except (FileNotFoundError, msgspec.DecodeError) as error:  # its folder is gone, or damaged
+            return _unknown(error)
 
     def _found_outcome(self, launch: ProgramLaunch, told: bytes) -> Exit:
         """As its shim has told or written, or if that is gone."""
