@@ -162,7 +162,9 @@ class Answers(ServiceState):
 
     def rates(self, path: str) -> int:
         """Write what was measured of the programs as a table of rates; gives the number of its entries."""
-        table = rate_table(self._steps(), {job: spec.title for job, spec in self._book.specs.items()})
+        with self._lock:
+            titles = {job: spec.title for job, spec in self._book.specs.items()}
+        table = rate_table(self._steps(), titles)
         table.write(Path(path))
         return len(table.rates) + len(table.switches)
 

@@ -222,6 +222,6 @@ class ProgramBook:
 
     def note_hook(self, job: str) -> None:
         """Its hook was run."""
-        if job in self.ends:  # it may have been cleaned away meanwhile
+        if job in self.ends:  # it may have been cleaned away
             self.ends[job] = replace(self.ends[job], hooked=True)
             self.keep_end(job)

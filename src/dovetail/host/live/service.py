@@ -41,7 +41,7 @@ class Service(UserRequests, Answers):
         self._samples = Samples(self._inbox, self._control, self._gpus)
         self._closing = threading.Event()
         self._upkeep = Upkeep(self._inbox, self._book, self.now)
-        self._hooks = Hooks(folder, self._book.note_hook)
+        self._hooks = Hooks(folder, self._hook_ran)
         for step in store.steps():  # before anybody can ask
             self._status.step(*step)
         for job in self._status.rows.keys() - self._book.specs.keys():
@@ -125,6 +125,10 @@ class Service(UserRequests, Answers):
             spec = self._book.specs.get(job)  # none, if it was cleaned away already
             if spec is not None and spec.hook and not self._book.ends[job].hooked:
                 self._hooks.run(spec, self.describe(self._status.rows[job]))
+
+    def _hook_ran(self, job: str) -> None:
+        with self._lock:  # it may be cleaned away meanwhile
+            self._book.note_hook(job)
 
     def _tidy(self) -> None:
         with self._lock:
