@@ -77,7 +77,8 @@ class Intervals:
         for chain in search.prices.allowed:
             self._offer(chain)
         if search.prices.kept:
-            self._known.append(([search.prices.kept[0].prices], [cut.chain for cut in search.prices.met[-_MET:]]))
+            met = [] if self._unlike else [cut.chain for cut in search.prices.met[-_MET:]]
+            self._known.append(([search.prices.kept[0].prices], met))
             guess = len(self._known) - 1
         if narrow:
             search.beam(width)
