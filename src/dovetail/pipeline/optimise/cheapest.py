@@ -50,8 +50,9 @@ def cheapest(
 
 class CheapestChain:
     """The search for the cheapest chain below a value (with `first`, for any below it): it can be asked to go on with
-    wider beams. It starts from prices that were good before (`guesses`), and from those that bound how far limits are
-    broken, if that is known (`broken`); with `tell` the clock is told how far it is."""
+    wider beams. It starts from prices that were good before (`guesses`), from chains met then (`met`), and from prices
+    that bound how far limits are broken, if that is known (`broken`); of `tight` resources chains took too much before.
+    With `tell` the clock is told how far it is."""
 
     def __init__(
         self,
