@@ -23,7 +23,7 @@ def drawn(seed: int) -> tuple[Floats, Ints]:
     choices: list[Floats] = [
         np.power(10.0, generator.uniform(0, 1, (jobs, types))),
         np.power(10.0, generator.uniform(3, 6, (jobs, 1))) / generator.uniform(0.2, 1, (jobs, types)),
-        generator.integers(1, 6, (jobs, types)) * 1.0,  # ties
+        generator.integers(1, 6, (jobs, types)).astype(np.float64),  # ties
     ]
     time = choices[seed % 3]
     time[:, :-1][generator.random((jobs, types - 1)) < 0.1] = np.inf
