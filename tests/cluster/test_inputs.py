@@ -66,6 +66,10 @@ def test_words_that_are_no_cluster(cluster: str, per_server: str, says: str) -> 
         ("types: {a100: 1}\norder: [a10]", "c.yaml:2: order.0: expected each type once, found 'a10'; did you mean"),
         ("types: {a100: 1}\norder: [a100, a100]", "c.yaml:2: order.1: expected each type once"),
         ("types: {a100: {count: 1, failure_s: 0}}", "failure_s: expected 1 or more"),
+        (
+            "types: {a100: {count: 1, failure_s: 1, repair_s: 1e12}}",
+            "repair_s: expected at most 1e+08, found 1000000000000",
+        ),
         ("types: {a100: 0}", "c.yaml: cluster: expected at least one accelerator"),
         ("[]", "c.yaml"),
     ],

@@ -15,6 +15,7 @@ from dovetail.cluster.inputs.csv_rows import LEAST, MOST, MOST_WHOLE
 from dovetail.core.errors import InputError, did_you_mean
 from dovetail.core.files.document import Document
 
+_LONGEST_REPAIR_S = 1e8  # three years, all of whose rounds are gone through
 COLON_TYPES = ("v100", "p100", "k80")  # what the three numbers of the colon form mean
 
 
@@ -135,7 +136,7 @@ def _from_document(doc: Document, gpus_per_server: str) -> ClusterSpec:
             "gpus_per_server": (1, MOST_WHOLE),
             "price_per_hour": (0, MOST),
             "failure_s": (1, MOST),
-            "repair_s": (0, MOST),
+            "repair_s": (0, _LONGEST_REPAIR_S),
         }
         for key, (least, most) in bounds.items():
             value = getattr(given, key)
