@@ -19,6 +19,7 @@ from typing import Any
 
 import pytest
 
+from dovetail.core import cgroups
 from dovetail.core.errors import DovetailError
 from dovetail.host.live.executors import ExecutorError, Exit, ProgramLaunch
 from dovetail.host.live.executors.docker import DockerExecutor, freeze
@@ -183,6 +184,26 @@ def test_a_container_runs_apart_and_its_end_is_told(shop: Shop) -> None:
     assert container.attrs["HostConfig"]["PidsLimit"] == 4096
     shop.executor.clean(launch)
     assert shop.executor.find(launch).state == "absent"
+
+
+def test_a_weight_is_a_share_of_what_everybody_has(shop: Shop) -> None:
+    assert shop.executor.lacks(["memory_mib", "cpu_quota"]) == ""
+    if shop.executor.lacks(["io_weight"]):
+        shop.start("a", "sleep", "1000", io_weight=50)
+        assert shop.executor._ours("a").attrs["HostConfig"]["BlkioWeight"] == 0
+        return
+    shop.start("a", "sleep", "1000", io_weight=50)
+    shop.start("b", "sleep", "1000")
+
+    def weight(run: str) -> int:
+        own = cgroups.own_groups(shop.executor._ours(run).attrs["State"]["Pid"])
+        folder = cgroups.ROOT / "blkio" / own["blkio"] if "blkio" in own else cgroups.ROOT / own[""]
+        names = ("blkio.bfq.weight", "blkio.weight", "io.bfq.weight", "io.weight")
+        if not (files := [file for name in names if (file := folder / name).exists()]):
+            pytest.skip("the kernel has no weights here")
+        return int(files[0].read_text().split()[-1])
+
+    assert weight("a") == pytest.approx(weight("b") / 2, rel=0.05)
 
 
 def test_pause_resize_and_resume(shop: Shop) -> None:

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from dovetail.cli import main
-from dovetail.core.cgroups import engine_weight
+from dovetail.core import cgroups
 from dovetail.core.errors import InputError, MissingExtraError
 from dovetail.host import connect, up
 from dovetail.host.check import check_journal
@@ -110,7 +110,16 @@ def test_a_container_is_given_its_gpus(tmp_path: Path) -> None:
     executor._create(launch)
     assert asked["device_requests"] == [{"device_ids": ["0", "2"], "capabilities": [["gpu"]]}]
     assert asked["cpu_quota"] == 1.5 * asked["cpu_period"]
-    assert asked["blkio_weight"] == engine_weight(200)
+    assert asked["blkio_weight"] == cgroups.engine_weight(200)
+
+
+def test_a_weight_that_an_engine_would_leave_out_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cgroups, "ROOT", tmp_path)
+    executor = DockerExecutor.__new__(DockerExecutor)
+    assert executor.lacks(["io_weight", "cpu_quota"]) == ""  # of version 2
+    (tmp_path / "blkio").mkdir()
+    assert executor.lacks(["io_weight"]).startswith("io_weight: an engine leaves it out where the kernel has no")
+    assert executor.lacks(["cpu_quota"]) == ""
 
 
 def test_programs_have_their_gpus_through_a_kill(

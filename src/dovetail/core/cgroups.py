@@ -277,16 +277,15 @@ def _weight_file(group: Path) -> Path | None:
     return next((file for name in ("blkio.bfq.weight", "blkio.weight") if (file := group / name).exists()), None)
 
 
-def engine_weight(io_weight: int) -> int:
-    """What container engines call such a weight, where 100 is everybody's. They have weights from 10 to 1,000: for BFQ
-    the kernel's own, where 100 is everybody's too; else in version 2 those from 1 to 10,000, evenly, and in version 1
-    those of a scheduler for which 500 is everybody's."""
-    version_2 = not (ROOT / "blkio").is_dir()
-    if any(ROOT.glob("*/io.bfq.weight")) or any(ROOT.glob("blkio/*/blkio.bfq.weight")):
-        found = float(io_weight)
+def engine_weight(io_weight: int) -> int | None:
+    """What container engines call such a weight, where 100 is everybody's; None where they leave it out. They have
+    weights from 10 to 1,000: in version 1 those of a scheduler for which 500 is everybody's, and for no other; in
+    version 2 the kernel's own for BFQ, where 100 is everybody's too, else those from 1 to 10,000, evenly."""
+    if (ROOT / "blkio").is_dir():
+        found = 5.0 * io_weight if any(ROOT.glob("blkio/*/blkio.weight")) else None
     else:
-        found = 10 + (io_weight - 1) * 990 / 9999 if version_2 else 5.0 * io_weight
-    return min(max(round(found), 10), 1000)
+        found = float(io_weight) if any(ROOT.glob("*/io.bfq.weight")) else 10 + (io_weight - 1) * 990 / 9999
+    return None if found is None else min(max(round(found), 10), 1000)
 
 
 def can_limit(parents: dict[str, Path], what: Literal["cpu", "io"]) -> bool:

@@ -146,7 +146,11 @@ class DockerExecutor:
         return self._docker.types.DeviceRequest(device_ids=[str(gpu) for gpu in gpus], capabilities=[["gpu"]])
 
     def lacks(self, limits: Collection[str]) -> str:
-        return "nice: a container has none; its share is its cores" if "nice" in limits else ""
+        if "nice" in limits:
+            return "nice: a container has none; its share is its cores"
+        if "io_weight" in limits and cgroups.engine_weight(100) is None:
+            return "io_weight: an engine leaves it out where the kernel has no blkio.weight, as here"
+        return ""
 
     def find(self, launch: ProgramLaunch) -> FoundAttempt:
         with self._asking(launch.run, "look for"):
