@@ -415,7 +415,7 @@ def test_all_are_cancelled_before_a_daemon_goes_down_and_nobody_is_begun(daemon:
     cores = len(client.about().cpus)
     begun = daemon.folder / "begun"
     words = f"echo $DOVETAIL_ARRAY_INDEX >> {begun}; exec sleep 1000"
-    client.submit("sh", "-c", words, array=cores + 3)
+    client.submit("sh", "-c", words, array=cores + 60)
     until(lambda: begun.exists() and len(begun.read_text().split()) == cores)
     assert client.down(cancel=True) == []
     assert sorted(map(int, begun.read_text().split())) == [*range(cores)]
