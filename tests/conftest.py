@@ -71,9 +71,11 @@ def no_leftovers(own_temporary_folder: None) -> Iterator[None]:
 
 @pytest.fixture(autouse=True)
 def same_signals() -> Iterator[None]:
-    """Ray takes SIGTERM for the rest of a process that joins a cluster; the next test has it as it was. SIGINT is heard
-    by Python to the end: a library that leaves it to the system has the next Ctrl-C kill the process without a word."""
+    """Ray takes SIGTERM for the rest of a process that joins a cluster, a service's command both for the rest of its
+    own; the next test has them as they were. SIGINT is heard by Python to the end: a library that leaves it to the
+    system has the next Ctrl-C kill the process without a word."""
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     yield
     assert _is_caught(signal.SIGINT), "the next Ctrl-C kills this process without a word"
 
