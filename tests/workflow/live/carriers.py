@@ -47,8 +47,10 @@ class TestCarrier:
 
     def _drop(self, order: Stop) -> None:
         with self._changed:
-            self._waiting = [(s, c) for s, c in self._waiting if (s.job, s.task) != (order.job, order.task)]
-        self.inbox.put(Failed(order.job, order.task, "stopped"))
+            left = [(s, c) for s, c in self._waiting if (s.job, s.task) != (order.job, order.task)]
+            waited, self._waiting = len(left) < len(self._waiting), left
+        if waited:  # else its end has been told, or is about to be
+            self.inbox.put(Failed(order.job, order.task, "stopped"))
 
     def restore(self, desired: Mapping[tuple[str, str], tuple[int, ...]], now: float) -> None:
         why, gpus = "the service was restarted", list(range(self.gpus))
