@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor, wait
+from concurrent.futures import Future, wait
 from itertools import pairwise
+from threading import Thread
 from typing import Any, Literal, NamedTuple
 
 from msgspec import Struct
@@ -18,6 +19,7 @@ from msgspec import Struct
 from dovetail.core.errors import DovetailError, InputError, MissingExtraError
 from dovetail.core.events import Arrived
 from dovetail.core.resources import Pool
+from dovetail.core.service.interrupts import interrupts
 from dovetail.core.tasks import TaskGraph
 from dovetail.workflow.inputs.costs import CostRules
 from dovetail.workflow.optimise.annealing import Starts
@@ -27,7 +29,7 @@ from dovetail.workflow.policies.view import View
 from dovetail.workflow.problem import WorkflowProblem, checked, growth_unknown
 
 MOST_NODES = 30  # for which an optimum is searched
-_AGAIN_S = 0.05  # until a search is told again to end
+_AGAIN_S = 0.05  # until it is looked again whether a search is to end
 
 
 class Placed(NamedTuple):
@@ -123,15 +125,24 @@ def _search(solver: Any, model: Any) -> Any:
     """The solver's status. Ctrl-C ends the search, as it ends anything else: the solver's own way of hearing it would
     give back what it has so far, and leave a process behind that the next Ctrl-C kills without a word."""
     solver.parameters.catch_sigint_signal = False
-    with ThreadPoolExecutor(1) as aside:
-        search = aside.submit(solver.solve, model)
+    search: Future[Any] = Future()
+
+    def work() -> None:
         try:
-            return search.result()
-        except BaseException:
-            while not search.done():  # it may have yet to begin
-                solver.stop_search()
-                wait([search], _AGAIN_S)
-            raise
+            search.set_result(solver.solve(model))
+        except BaseException as error:
+            search.set_exception(error)
+
+    pressed: list[bool] = []
+    with interrupts(lambda: pressed.append(True)):
+        Thread(target=work, name="exact search").start()
+        while not search.done():
+            if pressed:
+                solver.stop_search()  # which one that has just begun may not hear
+            wait([search], _AGAIN_S)
+    if pressed:
+        raise KeyboardInterrupt
+    return search.result()
 
 
 def optimum(problem: WorkflowProblem, time_limit_s: float = 60.0, known: Starts | None = None) -> Exact:
