@@ -410,7 +410,7 @@ class Client:
         pid = self.about().pid
         if cancel:
             with suppress(InputError):  # one has ended meanwhile
-                if open_ := [program.id for program in self.list()]:
+                if open_ := [program.id for program in self.list() if not program.closed]:
                     self.cancel(*open_)
             try:
                 self.wait(timeout=within_s)
