@@ -5,14 +5,16 @@
     python -m bench.pipeline_live --pairs 10   the exact plan alone, each time with fresh profiles
 
 Every process is a device of a type of its own. On the CPU it is pinned to cores, with a share of their time set by a
-control group, and profiled in the same conditions as it will run in: while the other cores compute as well, for cores
-of one machine share memory, and may be two threads of one core. The exact plan then runs against an equal split of
+control group, and profiled in the same conditions as it will run in: while the other cores compute as well, for as
+much of the time as their hosts have of them, for cores of one machine share memory, and may be two threads of one core.
+The exact plan then runs against an equal split of
 the layers and a split by parameters, in one go, and the predicted throughput is compared with the measured one.
 """
 
 from __future__ import annotations
 
 import argparse
+import os
 import subprocess
 import sys
 import threading
@@ -25,6 +27,7 @@ import msgspec
 
 from bench import show
 from dovetail.core import registry
+from dovetail.core.cgroups import CpuShare
 from dovetail.pipeline.hardware import placed_on
 from dovetail.pipeline.inputs.problem import DeviceClass, Pipeline
 from dovetail.pipeline.live import run_plan
@@ -60,7 +63,9 @@ def main() -> None:
         print(msgspec.json.encode(measure(hosts[arguments.profile], batch)).decode())
         return
     if arguments.beside:
-        compute_on(hosts[arguments.beside], batch)
+        at = hosts[arguments.beside]
+        shares = [each.share for each in hosts.values() if each.cores == at.cores]
+        compute_on(at, batch, None if None in shares else min(sum(filter(None, shares)), 1.0 * len(at.cores)))
         return
     if arguments.pairs:
         show(pairs(hosts, batch, arguments.gpu, arguments.microbatches, arguments.pairs))
@@ -127,18 +132,24 @@ def _elsewhere(host: str, hosts: dict[str, HostSettings]) -> list[str]:
     return [other for cores, other in first.items() if cores and cores != hosts[host].cores]
 
 
-def compute_on(settings: HostSettings, batch: int) -> None:
-    """Compute what the model's layers compute, until nobody is there any more who wants it."""
+def compute_on(settings: HostSettings, batch: int, share: float | None) -> None:
+    """Compute what the model's layers compute, until nobody is there any more who wants it; with as much of the cores as
+    all hosts on them have together."""
     from dovetail.pipeline.models.load import load
 
     chain = load(MODEL)
     whole, value = chain.part(1, len(chain.layers)), chain.inputs(batch, "torch.float32", "cpu", 0)
     asked = threading.Thread(target=sys.stdin.read, daemon=True)
     asked.start()
-    with placed_on(threads=settings.threads, cores=settings.cores):
-        print("computes", flush=True)
-        while asked.is_alive():
-            whole(value)
+    limit = None if share is None else CpuShare(os.getpid(), share)
+    try:
+        with placed_on(threads=settings.threads, cores=settings.cores):
+            print("computes", flush=True)
+            while asked.is_alive():
+                whole(value)
+    finally:
+        if limit is not None:
+            limit.release()
 
 
 def measure(settings: HostSettings, batch: int) -> ProfileResult:
