@@ -133,8 +133,8 @@ def _elsewhere(host: str, hosts: dict[str, HostSettings]) -> list[str]:
 
 
 def compute_on(settings: HostSettings, batch: int, share: float | None) -> None:
-    """Compute what the model's layers compute, until nobody is there any more who wants it; with as much of the cores as
-    all hosts on them have together."""
+    """Compute what the model's layers compute, until nobody is there any more who wants it; with as much of the cores
+    as all hosts on them have together."""
     from dovetail.pipeline.models.load import load
 
     chain = load(MODEL)
