@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from dovetail.cluster.optimise.market import Market
+from dovetail.cluster.optimise.market_prices import MarketPrices
 from dovetail.cluster.optimise.placement import Placement
 from dovetail.cluster.optimise.shares import isolated_share, nothing
 from dovetail.cluster.policies.base import Allocation, Floats, Problem
@@ -58,7 +59,7 @@ class Shockwave:
             if not 0 < value <= 1e6:  # more is a slip, and no solver would cope with it
                 raise ValueError(f"{name} is {value:g}, expected more than 0, at most 1e+06")
         self._horizon_s, self._late_costs, self._longest_costs = horizon_s, late_costs, longest_costs
-        self._promises = _Promises()
+        self._promises, self._prices = _Promises(), MarketPrices()
 
     def allocate(self, problem: Problem) -> Allocation:
         rates = np.where(problem.width[:, None] > problem.counts, 0.0, problem.speed)
@@ -85,7 +86,7 @@ class Shockwave:
             late_costs=self._late_costs / (problem.jobs * fair * promised_s),
             longest_costs=self._longest_costs,
         )
-        plan, value, missing_s = market.solve()
+        plan, value, missing_s = self._prices.solve(market)
         placed = self._run_first(problem, plan, to_promise_s - left_s, left_s)
         kept = int((missing_s <= 1e-6 * left_s).sum())
         why = f"{len(placed.type_of)} of {problem.jobs} jobs run, {kept} can end as early as with an equal part"
