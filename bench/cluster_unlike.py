@@ -4,9 +4,9 @@
     python -m bench.cluster_unlike --jobs 10000 --policies nash_welfare max_min_fairness_perf
     python -m bench.cluster_unlike --kinds 26 --types 8
 
-CPU milliseconds. Three accelerators for every four jobs, on types that are unlike. Between two calls one job in two
-thousand (at least one) leaves and another comes, with rates of its own; the others go on. Where all pairs of jobs have
-rates, fewer unlike jobs are asked for: see FEWER. Jobs have no profiles.
+CPU milliseconds. Three accelerators for every four jobs (or `--room`), on types that are unlike. Between two calls one
+job in two thousand (at least one) leaves and another comes, with rates of its own; the others go on. Where all pairs of
+jobs have rates, fewer unlike jobs are asked for: see FEWER. Jobs have no profiles.
 """
 
 from __future__ import annotations
@@ -29,6 +29,7 @@ from dovetail.testing.cluster.problems import random_problem
 SIZES = (100, 1000, 2000, 10_000)
 FEW = 26  # kinds of jobs in the older system's traces
 CALLS = 6
+ROOM = 0.75
 FEWER = {  # the most unlike jobs that a policy is asked for: all pairs of them have rates
     "fifo_packed": 1000,
     "finish_time_fairness_packed": 2000,
@@ -46,6 +47,7 @@ def main() -> None:
     parser.add_argument("--jobs", nargs="+", type=int, default=list(SIZES))
     parser.add_argument("--kinds", type=int, help="that jobs are drawn from; by default both: a kind per job, and few")
     parser.add_argument("--types", type=int, default=3)
+    parser.add_argument("--room", type=float, default=ROOM, help="accelerators for each job")
     parser.add_argument("--policies", nargs="+", default=POLICIES, choices=POLICIES)
     parser.add_argument("--calls", type=int, default=CALLS)
     arguments = parser.parse_args()
@@ -59,7 +61,7 @@ def main() -> None:
             packs = make(policy).packs
             if min(jobs, kinds) > FEWER.get(policy, kinds):
                 continue
-            found = measure(policy, arguments.calls, jobs, kinds, arguments.types, packs)
+            found = measure(policy, arguments.calls, jobs, kinds, arguments.types, packs, arguments.room)
             result.setdefault(f"{jobs} jobs of {kinds} kinds", {})[policy] = found
     largest = {"all unlike": cases[-2 if arguments.kinds is None else -1], "few kinds": cases[-1]}
     for name, (jobs, kinds) in largest.items():
@@ -70,11 +72,11 @@ def main() -> None:
 
 
 def changing(
-    calls: int, jobs: int, kinds: int, types: int, packs: bool = False, wide: bool = True
+    calls: int, jobs: int, kinds: int, types: int, packs: bool = False, wide: bool = True, room: float = ROOM
 ) -> Iterator[Problem]:
     """The same cluster, call after call, while a few jobs come and go."""
     generator = np.random.default_rng(0)
-    shape: dict[str, Any] = {"counts": (3 * jobs // (4 * types),) * types, "pairs": packs, "deadlines": 0.1}
+    shape: dict[str, Any] = {"counts": (int(room * jobs / types),) * types, "pairs": packs, "deadlines": 0.1}
     if wide:
         shape |= {"widths": (1, 1, 1, 2), "weights": (1.0, 1.0, 5.0)}
     problem = random_problem(generator, jobs=jobs, kinds=kinds, **shape)
@@ -109,9 +111,9 @@ def changing(
         )
 
 
-def measure(policy: str, calls: int, jobs: int, kinds: int, types: int, packs: bool) -> dict[str, Any]:
+def measure(policy: str, calls: int, jobs: int, kinds: int, types: int, packs: bool, room: float) -> dict[str, Any]:
     ours, spent = make(policy), []
-    for problem in changing(calls, jobs, kinds, types, packs, wide=not getattr(ours, "narrow", False)):
+    for problem in changing(calls, jobs, kinds, types, packs, not getattr(ours, "narrow", False), room):
         begin = time.process_time()
         ours.allocate(problem)
         spent.append(time.process_time() - begin)
