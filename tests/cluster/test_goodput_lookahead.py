@@ -102,11 +102,12 @@ def test_who_takes_hours_of_accelerators_counts_no_more() -> None:
     assert [width for _, width in given(make("goodput_lookahead").allocate(case))] == [0, 2, 2]
 
 
-def after_others(price: float) -> Any:
-    """The policy, when nine short jobs have come and gone."""
+def after_others(price: float, *seen: int) -> Any:
+    """The policy, when nine short jobs have come and gone, which had these widths."""
     policy = make("goodput_lookahead", {"price": price})
     others = asked(steps_left=10.0, restart_s=0.0, jobs=9)
     others.ids, others.counts = np.arange(10, 19), np.array([16, 0])
+    others.adaptive.points = [{0: points(*(seen or (1, 2, 4)))}] * 9
     policy.allocate(others)
     return policy
 
@@ -133,13 +134,15 @@ def test_large_jobs_pay_for_width_and_not_for_a_slow_type() -> None:
 
 
 def test_who_will_be_the_longest_tries_what_nobody_had() -> None:
-    """Eight accelerators look hardly better than two: who will be the last hopes that they are, until it is seen."""
+    """Four accelerators look hardly better than two: who will be the last hopes that they are, until it is seen, or
+    three other widths tell."""
     widths = []
-    for seen in ((1, 2, 4), (1, 2, 4, 8)):
-        case = asked(steps_left=1e3, restart_s=0.0, age_s=np.array([3e4]), grad_var=[0.1])
+    for seen in ((1, 2), (2, 3), (1, 2, 3), (1, 2, 4)):
+        last: dict[str, Any] = {"age_s": np.array([3e4]), "widest": np.array([[3, 0]])}
+        case = asked(steps_left=1e3, restart_s=0.0, grad_var=[0.3], **last)
         case.counts, case.adaptive.points = np.array([8, 0]), [{0: points(*seen)}]
-        widths.append(given(after_others(10.0).allocate(case))[0][1])
-    assert widths == [8, 2]
+        widths.append(given(after_others(10.0, *seen).allocate(case))[0][1])
+    assert widths == [4, 4, 2, 2]
 
 
 def test_who_will_be_the_longest_counts_twice_as_much_again() -> None:

@@ -21,7 +21,8 @@ _SAY = 3.0  # of a job that will have been here so many times as long as the mea
 _LONGEST = 2.0  # times as much say of those who will have been here longest
 _NEARLY = 0.9  # of the P99 of all stays: they will
 _LONG = 2.0  # times the mean: less is not long
-_HOPE = 1.5  # times as fast as believed is what these expect of widths that nobody had yet on a type
+_HOPE = 1.3  # times as fast as believed is what these expect of widths that nobody had yet on a type
+_TELL = 3  # widths that were had on a type tell what the next one does: no more hope
 _UNSEEN = 2.0  # times the noise that was seen is what larger batches are believed to see
 _LASTS_S = 2400.0  # at least so long is a configuration believed to last, and so to pay for its restart
 _MORE_POINTS = 1.2  # times as many as at the last fit: time for another
@@ -43,15 +44,16 @@ class GoodputLookahead:
 
     Jobs that will have been here longer than the mean of all so far count more, up to three times, and pay less, so
     that the last ones end sooner. Those who will have been here longest count twice as much again, and try what nobody
-    of their application had yet. Jobs that take one accelerator more than eight hours do neither, and pay more for what
-    they waste by being wide, but not for being on a slow type; if they will be the longest, they count as others do in
-    their last hour of accelerator time. Nobody waits while there is room.
+    of their application had yet, where fewer than three widths of a type tell what it does. Jobs that take one
+    accelerator more than eight hours do neither, and pay more for what they waste by being wide, but not for being on a
+    slow type; if they will be the longest, they count as others do in their last hour of accelerator time. Nobody waits
+    while there is room.
     """
 
     agnostic, packs, strict, elastic, every_round = False, False, True, True, True
     tunes, wide_as_others = True, True
 
-    def __init__(self, power: float = 0.5, caution: float = 3.0, price: float = 0.07) -> None:
+    def __init__(self, power: float = 0.5, caution: float = 3.0, price: float = 0.06) -> None:
         if not 0 < power <= 1:
             raise ValueError(f"power is {power:g}, expected more than 0 and at most 1")
         if not 0 <= caution <= 100:
@@ -73,9 +75,9 @@ class GoodputLookahead:
         ways = all_ways(problem, rigid)
         now = current(problem, ways)
         seconds, restart_s = np.full((problem.jobs, len(ways.on)), np.inf), np.zeros(problem.jobs)
-        new = np.zeros(seconds.shape, dtype=np.bool_)
+        hopeful = np.zeros(seconds.shape, dtype=np.bool_)
         if known is not None and len(rigid) < problem.jobs:
-            seconds, restart_s, new = self._seconds(problem, ways)
+            seconds, restart_s, hopeful = self._seconds(problem, ways)
         kind, width = as_asked(problem, rigid)
         with np.errstate(divide="ignore"):
             alone = problem.steps_left[rigid][:, None] / problem.rates[kind][:, ways.on]
@@ -84,7 +86,7 @@ class GoodputLookahead:
         say, longest = self._say(problem, seconds)
         large = _whole_s(problem) > _LARGE_S
         soon = longest & (np.min(seconds * ways.width, axis=1, initial=np.inf) <= _SOON_S)
-        seconds = np.where(new & (longest & ~large)[:, None], seconds / _HOPE, seconds)
+        seconds = np.where(hopeful & (longest & ~large)[:, None], seconds / _HOPE, seconds)
         say = np.where(large, np.where(soon, say, 1.0), np.where(longest, _LONGEST * say, say))[:, None]
         left_s = np.min(seconds, axis=1, initial=np.inf)
         lasts_s = max(_LASTS_S, float(np.median(left_s[np.isfinite(left_s)]))) if runs.any() else _LASTS_S
@@ -118,7 +120,7 @@ class GoodputLookahead:
 
     def _seconds(self, problem: Problem, ways: Configurations) -> tuple[Floats, Floats, NDArray[np.bool_]]:
         """To the end of every adaptive job in every configuration, and of their restarts; and whether nobody of a job's
-        application had as many accelerators of the type yet."""
+        application had as many accelerators of the type yet, and few widths tell what they do."""
         known = problem.adaptive
         assert known is not None
         self._history.learn(known, len(problem.types))
@@ -135,6 +137,7 @@ class GoodputLookahead:
         most = np.array([one.most for one in known.applications])[of]
         goodput = self._own.table(replace(problem, adaptive=known), ways, most)
         new = (ways.width > widest[of][:, ways.on]) & (known.application >= 0)[:, None]
+        hopeful = new & (self._history.widths < _TELL)[of][:, ways.on]
         if len(problem.types) > 1:
             best_known = np.arange(len(problem.types)) == widest.argmax(axis=1)[:, None]
             told = replace(known, numbers=np.where(best_known[:, :, None], numbers, np.nan)[of])
@@ -147,7 +150,7 @@ class GoodputLookahead:
         samples = np.array([one.initial * one.slowdown for one in known.applications])[of] * problem.steps_left
         restart_s = np.array([one.restart_s or 0.0 for one in known.applications])[of]
         with np.errstate(divide="ignore"):
-            return samples[:, None] / goodput, np.where(known.application < 0, 0.0, restart_s), new
+            return samples[:, None] / goodput, np.where(known.application < 0, 0.0, restart_s), hopeful
 
 
 def _least_there(used_s: Floats, runs: NDArray[np.bool_], on: Ints) -> Floats:
@@ -182,6 +185,7 @@ class _History:
         self._fits = FitMemory()
         self.numbers: Floats = np.zeros((0, 0, 7))
         self.widest: Ints = np.zeros((0, 0), dtype=np.int64)
+        self.widths: Ints = np.zeros((0, 0), dtype=np.int64)  # how many different ones
 
     def noise(self, known: AdaptiveJobs, width: Ints) -> Floats:
         """The noise scale that is believed of every job: what a job of its application saw with the largest batch in
@@ -202,6 +206,7 @@ class _History:
         if self.numbers.shape[:2] != (len(known.applications), types):
             self.numbers = np.full((len(known.applications), types, 7), np.nan)
             self.widest = np.zeros((len(known.applications), types), dtype=np.int64)
+            self.widths = np.zeros_like(self.widest)
         due = set()
         for of, points in zip(known.application.tolist(), known.points, strict=True):
             for on, rows in points.items():
@@ -213,7 +218,8 @@ class _History:
                     if size not in sizes:
                         sizes.add(size)
                         due.add((of, on))
-                self.widest[of, on] = max(width for _, width in sizes)
+                widths = {width for _, width in sizes}
+                self.widest[of, on], self.widths[of, on] = max(widths), len(widths)
                 if len(seen) > _MORE_POINTS * self._fitted.get((of, on), 0):
                     due.add((of, on))
         if due:
