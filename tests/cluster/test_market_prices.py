@@ -14,6 +14,7 @@ from dovetail.cluster.optimise.market import Around, Market, Prices
 from dovetail.cluster.optimise.market_choices import Bidders
 from dovetail.cluster.optimise.market_prices import MarketPrices
 from dovetail.cluster.policies.base import Floats
+from dovetail.core.errors import DovetailError
 from dovetail.solve import NoAnswerError
 
 CLOSE = 1e-7  # of what there is to gain
@@ -45,7 +46,7 @@ def drawn(
         saves_s=gain * whole_s[:, None],
         must_save_s=left_s * (0.3 if alike else generator.choice([0.0, 0.1, 0.5, 1.0], jobs)),
         late_costs=one / jobs * (1e-3 if alike else generator.choice([1e-5, 1e-3, 0.1], jobs)),
-        longest_costs=float(generator.choice([1e-7, 1e-4, 0.02])),
+        longest_costs=float(generator.choice([1e-7, 1e-4, 0.02, 1.0, 1e6])),
     )
 
 
@@ -192,3 +193,11 @@ def test_without_prices_the_whole_program_is_solved(monkeypatch: pytest.MonkeyPa
         monkeypatch.setattr(market_prices._Search, "run", run)
         monkeypatch.setattr(market_prices._Search, "guess", lambda _: None)
         assert MarketPrices().solve(market)[1] == value
+
+
+def test_what_is_worth_no_number_is_left_to_the_whole_program() -> None:
+    market = race(1, 600, 2, 0.3)
+    market = replace(market, late_costs=np.where(np.arange(600) == 7, np.inf, market.late_costs))
+    market = replace(market, must_save_s=market.left_s)
+    with pytest.raises(DovetailError):
+        MarketPrices().solve(market)

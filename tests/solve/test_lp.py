@@ -282,6 +282,15 @@ def test_whole_numbers_are_the_best_of_all_whole_numbers(generator: np.random.Ge
     assert lp.values() == pytest.approx(lp.values().round())
 
 
+def test_a_limit_of_steps_is_said() -> None:
+    for limit, status in ((1, "limit"), (100, "optimal")):
+        lp = LinearProgram(maximise=True, step_limit=limit)
+        lp.add_rows([-inf] * 9, np.arange(1.0, 10.0))
+        columns = {"cost": np.ones(9), "lower": np.zeros(9), "upper": np.full(9, inf)}
+        lp.add_columns(**columns, starts=np.arange(9), rows=np.arange(9), values=np.ones(9))
+        assert lp.solve().status == status
+
+
 def test_a_limit_is_said_and_lifts_nothing() -> None:
     lp = LinearProgram(maximise=True, time_limit_s=0.0)
     lp.add_rows([-inf], [5.0])

@@ -51,10 +51,12 @@ class LinearProgram:
         time_limit_s: float = inf,
         gap: float = 0.0,
         node_limit: int | None = None,
+        step_limit: int | None = None,
         once: bool = False,
     ) -> None:
-        """With integers, stop within `gap` of the best value, or after so many nodes. What is solved `once` is sooner
-        done from the outside: the dual method's start is no point that is allowed."""
+        """With integers, stop within `gap` of the best value, or after so many nodes; or after so many simplex steps,
+        which the solver can go round in for ever. What is solved `once` is sooner done from the outside: the dual
+        method's start is no point that is allowed."""
         import highspy as package  # here, for it takes a third of a second
 
         highspy: Any = package
@@ -86,6 +88,8 @@ class LinearProgram:
         }
         if node_limit is not None:
             options["mip_max_nodes"] = node_limit
+        if step_limit is not None:
+            options["simplex_iteration_limit"] = step_limit
         for name, value in options.items():
             self._change(self._highs.setOptionValue(name, value))
         if maximise:

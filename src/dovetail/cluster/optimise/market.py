@@ -14,6 +14,7 @@ Bools = NDArray[np.bool_]
 
 POINTS = np.array([0.0, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1.0])  # of progress
 _FIRST = 1e-3  # stands for no progress in logarithms
+_STEPS = 200_000  # for a program beside others: if the solver goes round in it, there is the whole one
 
 
 def worth(progress: Floats) -> Floats:
@@ -102,7 +103,7 @@ class Market:
         reach = np.where(able, self.gain, 0.0).max(axis=1, initial=0.0)
         saves_most = np.where(able, self.saves_s, 0.0).max(axis=1, initial=0.0)
         horizon_s = float(self.saves_s.max(initial=1.0))
-        self._lp = lp = LinearProgram(maximise=True, once=True)
+        self._lp = lp = LinearProgram(maximise=True, once=True, step_limit=_STEPS if around else None)
         capacity = lp.add_rows(np.full(types, -np.inf), self.counts - (around.taken if around else 0.0))
         several = self._add_rows(able.sum(axis=1) > 1, -np.inf, 1.0)
         straight, bent, room, slope = self._segments(reach)

@@ -65,7 +65,11 @@ class _Search:
     """Prices in a unit in which `TYPICAL` is the mean of what accelerators could be worth."""
 
     def __init__(self, market: Market) -> None:
-        everything = float(Bidders(market).bids().sum())
+        bidders = Bidders(market)
+        sooner_s = float(market.left_s.max(initial=0.0)) - bidders.least_s  # that the longest job could end
+        everything = float(bidders.bids().sum()) + market.longest_costs * sooner_s
+        if not np.isfinite(everything):
+            raise NoAnswerError("what there is to gain is no number")
         self.unit = TYPICAL * float(market.counts.sum()) / everything if everything > 0 else 1.0
         self.market = replace(
             market,
