@@ -201,3 +201,15 @@ def test_what_is_worth_no_number_is_left_to_the_whole_program() -> None:
     market = replace(market, must_save_s=market.left_s)
     with pytest.raises(DovetailError):
         MarketPrices().solve(market)
+
+
+def test_without_the_whole_program_there_are_prices(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails(_: Market) -> None:
+        raise NoAnswerError("numbers of too different size")
+
+    for jobs in (1, 40, 400):
+        market = drawn(2, jobs, 3, jobs, 0.3)
+        with monkeypatch.context() as patch:
+            patch.setattr(Market, "solve", fails)
+            found = MarketPrices().solve(market)
+        assert_as_good(found, market)

@@ -39,13 +39,18 @@ class MarketPrices:
         self._spare_s = 0.0  # that the longest job had left, and could have saved
 
     def solve(self, market: Market) -> tuple[Floats, float, Floats]:
-        """As `Market.solve`; of more than `FEW` jobs, the value is the best to 1e-8 of what there is to gain."""
-        if len(market.width) > FEW:
+        """As `Market.solve`; of more than `FEW` jobs, the value is the best to 1e-8 of what there is to gain. If one
+        way has no answer, as with numbers of too different size, the other one may have it."""
+        if len(market.width) <= FEW:
             try:
+                return market.solve()
+            except NoAnswerError:
                 return self._by_prices(market)
-            except NoAnswerError:  # numbers of too different size
-                self._price = None
-        return market.solve()
+        try:
+            return self._by_prices(market)
+        except NoAnswerError:
+            self._price = None
+            return market.solve()
 
     def _by_prices(self, market: Market) -> tuple[Floats, float, Floats]:
         search = _Search(market)
