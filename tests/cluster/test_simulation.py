@@ -335,6 +335,31 @@ def test_what_happens_after_a_checkpoint_was_loaded_is_not_forgotten_when_a_job_
     assert again.on.tolist() == [1, -1]
 
 
+def test_a_refused_checkpoint_leaves_the_journal_as_it_is(make_setup: Make, tmp_path: Path) -> None:
+    """Of other jobs, of a journal that is another one, that is not there, or that was not kept."""
+    one = Job(id=0, model="A", steps=9000)
+    policy, file = Table({0: [1, 0]}), tmp_path / "one.jsonl"
+
+    def go(job: Job, journal: Path | None, saved: str = "saved") -> None:
+        saving = Checkpointing(tmp_path / saved, every_rounds=1, resume=True)
+        run(make_setup([job]), policy, journal=journal, saving=saving)
+
+    go(one, file)
+    go(one, None, "without")
+    strange = tmp_path / "strange.jsonl"
+    strange.write_text("my own notes\n" * 9999)
+    for job, journal, saved, words in (
+        (replace(one, weight=2.0), file, "saved", "its jobs are not these"),
+        (one, strange, "saved", "strange.jsonl: .*saved goes on with the journal whose first"),
+        (one, tmp_path / "gone.jsonl", "saved", "gone.jsonl: .*saved goes on with the journal whose first"),
+        (one, file, "without", "one.jsonl: .*without goes on with no journal"),
+    ):
+        before = journal.read_bytes() if journal.exists() else None
+        with pytest.raises(InputError, match=words):
+            go(job, journal, saved)
+        assert (journal.read_bytes() if journal.exists() else None) == before
+
+
 def test_a_checkpoint_of_another_run_is_refused(make_setup: Make, tmp_path: Path) -> None:
     saving = Checkpointing(tmp_path / "saved", every_rounds=1, resume=True)
     run(make_setup([Job(id=0, model="A", steps=9000)]), Table({0: [1, 0]}), saving=saving)

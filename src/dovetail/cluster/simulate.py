@@ -122,6 +122,8 @@ def run(
     size = None
     if saving is not None and saving.resume and saving.path.exists():
         simulation, metrics, size = load(saving.path, msgspec.json.encode(first), policy)
+        if journal is not None:
+            _expect(journal, msgspec.json.encode(first), size, saving.path)
     _simulate(simulation, setup, metrics, first, journal, size, observers, saving)
     used = simulation.mechanism.policy  # the one that was saved last
     assert isinstance(used, TimedPolicy)
@@ -135,6 +137,17 @@ def run(
         completion_s=metrics.completion_times(),
         cost_by_type=metrics.cost_by_type(),
     )
+
+
+def _expect(journal: Path, header: bytes, size: int, checkpoint: Path) -> None:
+    """Refuse a journal that is not the one that a checkpoint goes on with: what it has beyond that would be cut off."""
+    begins = b""
+    if journal.is_file():
+        with journal.open("rb") as file:
+            begins = file.read(len(header) + 1)
+    if not size or begins != header + b"\n":
+        what = f"the journal whose first {size} bytes it knows" if size else "no journal: it was saved without one"
+        raise InputError(f"{journal}: {checkpoint} goes on with {what}")
 
 
 def _simulate(
@@ -152,11 +165,11 @@ def _simulate(
     with ExitStack() as stack:
         writer = None
         watching: list[Observer] = [metrics, *observers]
+        simulation.take_up(setup, watching)  # before the journal is touched: a checkpoint of other jobs is refused
         if journal is not None:
             assert first is not None
             writer = stack.enter_context(Writer(journal, first) if size is None else Writer.reopen(journal, size))
             watching.append(writer if first.facts["mode"] == "changes" else _SummaryOnly(writer))
-        simulation.take_up(setup, watching)
 
         def pause() -> None:
             begun, mechanism = simulation.rounds_begun, simulation.mechanism
