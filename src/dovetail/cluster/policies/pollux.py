@@ -180,10 +180,12 @@ def _mend(plans: Ints, room: Ints, most: Ints, order: Ints) -> Ints:
 
 def _place_rigid(problem: Problem, rigid: Ints, share: Floats, kind: Ints) -> Ints:
     """Give jobs without an application the fastest type that has room; what is left of every type."""
-    free = problem.counts.copy()
-    for job, as_kind, width in zip(rigid.tolist(), *as_asked(problem, rigid), strict=True):
-        rate = np.where(free >= width, problem.rates[as_kind], 0.0)
-        if rate.max(initial=0.0) > 0:
-            share[job, rate.argmax()], kind[job] = 1.0, as_kind
-            free[rate.argmax()] -= width
-    return free
+    free, rates = problem.counts.tolist(), problem.rates.tolist()
+    fastest = np.argsort(-problem.rates, axis=1, kind="stable").tolist()
+    kinds, widths = as_asked(problem, rigid)
+    for job, as_kind, width in zip(rigid.tolist(), kinds.tolist(), widths.tolist(), strict=True):
+        on = next((on for on in fastest[as_kind] if free[on] >= width), -1)
+        if on >= 0 and rates[as_kind][on] > 0:
+            share[job, on], kind[job] = 1.0, as_kind
+            free[on] -= width
+    return np.array(free, dtype=problem.counts.dtype)
