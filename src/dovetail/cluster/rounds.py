@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from math import inf
 
 import numpy as np
@@ -145,7 +145,8 @@ class Rounds(RunningJobs):
         """What is to be written of this instant, in order: what happened, and what is `decided` about it.
 
         Jobs that end, devices that fail and come back are acted on at once. Without them, a round begins if it is due;
-        else jobs that arrive are taken in, and may have what is free.
+        else jobs that arrive are taken in, and may have what is free. Who may have what is free is decided once, when
+        all of this instant is known; where a round is due now, by that.
         """
         found: list[Rows] = []
         self.now = now
@@ -154,22 +155,17 @@ class Rounds(RunningJobs):
         due = now >= self.next_round_s or not self.rules.inside
         begins = due and (bool(rest) or not at_once)
         freed: set[int] = set()  # types that have free accelerators, for whoever waits
+        self._failing = {device for rows in at_once if rows.of == "failed" for device in rows.columns["device"]}
         for rows in at_once:
-            freed |= self._see(rows, now, found, fills=not begins)
+            freed |= self._see(rows, now, found)
         if self._reverting:
             self._revert()
         if not happened and now < self.next_round_s and now >= self.plan_s:
             self._plan(now, found)
         elif begins:
             self._round(rest, now, found)
-        else:
-            if self._homeless:
-                rows = self._leases.rows(sorted(self._homeless)).tolist()
-                self._let_in([row for row in rows if self.jobs.on[row] < 0 and row not in self._done], now, found)
-            if freed:
-                self._refill(freed, now, found)
-            if rest:
-                self._take_in(rest, now, found)
+        elif now < self.next_round_s:
+            self._inside(freed, rest, now, found)
         self._leaving &= self._leases.held.keys()
         self._early.clear()
         self._homeless.clear()
@@ -188,8 +184,8 @@ class Rounds(RunningJobs):
             epochs = None if self._reported is None else [self._reported.jobs[job].epoch + 1 for job in spares]
             found.append(records.spares(list(spares), places, epochs))
 
-    def _see(self, rows: Rows, now: float, found: list[Rows], fills: bool) -> set[int]:
-        """Act on what happened at once; the types on which there is room for others now, unless that was filled."""
+    def _see(self, rows: Rows, now: float, found: list[Rows]) -> set[int]:
+        """Act on what happened at once; the types on which there is room for others now."""
         if rows.of in _OF_CLUSTER:
             new = self._changes.see(rows, now)
             if new is not None:
@@ -206,10 +202,7 @@ class Rounds(RunningJobs):
             self._lapse(rows, now, found)
             return set()
         if self._reported is None:
-            freed = self._finish(rows, now, found)
-            if fills:
-                self._refill(freed, now, found)
-            return set()
+            return self._finish(rows, now, found)
         if rows.of == "progress" and (early := self._reported.current(rows, known=False)) is not None:
             self._early.append(early)
         known = self._reported.current(rows)
@@ -409,24 +402,32 @@ class Rounds(RunningJobs):
 
     # --- inside a round -----------------------------------------------------------------------------------
 
-    def _take_in(self, happened: Sequence[Rows], now: float, found: list[Rows]) -> None:
-        """Jobs that come inside a round take what is free on the type that is fastest for them."""
+    def _inside(self, freed: set[int], rest: Sequence[Rows], now: float, found: list[Rows]) -> None:
+        """Who may have what is free now: jobs that lost their devices first, then who waits for what others left, then
+        who comes. A strict policy is asked, once."""
+        rows = self._leases.rows(sorted(self._homeless)).tolist()
+        homeless = [row for row in rows if self.jobs.on[row] < 0 and row not in self._done]
+        strict = self.mechanism.policy.strict
+        if not strict:
+            self._let_in(homeless, now, found)
+            self._refill(freed, now, found)
         first = len(self.jobs)
-        self._see_prices(happened, found)
-        self._arrive(happened, now, found)
-        self._let_in(range(first, len(self.jobs)), now, found)
-        for rows in happened:
-            if rows.of == "due":
-                found.append(rows)
+        self._see_prices(rest, found)
+        self._arrive(rest, now, found)
+        came = range(first, len(self.jobs))
+        if not strict:
+            self._let_in(came, now, found)
+        elif homeless or came or (freed and self.rules.inside):
+            self._redo(now, found)
+        for each in rest:
+            if each.of == "due":
+                found.append(each)
                 if now >= self.plan_s:
                     self._plan(now, found)
 
     def _let_in(self, rows: Sequence[int], now: float, found: list[Rows]) -> None:
         """These jobs have nothing: each may have what is free on the type that is fastest for it."""
         mechanism, jobs = self.mechanism, self.jobs
-        if len(rows) and mechanism.policy.strict:
-            self._redo(now, found)
-            return
         for row in rows:
             speed = mechanism.rates[jobs.kind[row]]
             for j in np.argsort(-speed, kind="stable").tolist():
@@ -434,12 +435,9 @@ class Rounds(RunningJobs):
                     self._start(now, np.array([row]), np.array([j]), records.FREE, found)
                     break
 
-    def _refill(self, types: Iterable[int], now: float, found: list[Rows]) -> None:
+    def _refill(self, types: set[int], now: float, found: list[Rows]) -> None:
         """Accelerators of these types are free inside a round."""
-        if not self.rules.inside:
-            return
-        if self.mechanism.policy.strict:
-            self._redo(now, found)
+        if not types or not self.rules.inside:
             return
         if self._next is not None:
             self._begin_early(self._next, now, found)

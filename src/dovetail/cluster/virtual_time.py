@@ -96,13 +96,15 @@ class RoundsInVirtualTime(VirtualTime):
 
     def _wait_for_a_job(self) -> None:
         """Nobody is here until the next arrival; only devices fail and come back."""
-        while self.stimuli.outage_s < self.stimuli.arrival_s:
-            self.now = max(self.now, self.stimuli.outage_s)
-            self.tell(self.rounds.handle([self.stimuli.outage()], self.now))
-        self.now = max(self.now, self.rounds.rules.begins_s(self.stimuli.arrival_s))
+        stimuli = self.stimuli
+        begins_s = max(self.now, self.rounds.rules.begins_s(stimuli.arrival_s))
+        while stimuli.outage_s <= begins_s:
+            self.now = max(self.now, stimuli.outage_s)
+            self.tell(self.rounds.handle(stimuli.outages(self.now), self.now))
+        self.now = begins_s
 
     def _inside(self) -> bool:
-        """What happens next before the next round; whether something did."""
+        """What happens next before the next round, all of one instant; whether something did."""
         rounds, stimuli = self.rounds, self.stimuli
         end, outage = rounds.next_end_s(), stimuli.outage_s
         arrival = stimuli.arrival_s if rounds.rules.inside else inf
@@ -111,12 +113,12 @@ class RoundsInVirtualTime(VirtualTime):
         if at > rounds.next_round_s or (at == rounds.next_round_s and at not in (end, outage)):
             return False
         self.now = at
-        happened: list[Rows] = []  # it may only be time to decide the next round
-        if at in (end, outage):
-            happened = rounds.ending(at) if at == end else [stimuli.outage()]
-        elif at == arrival:
-            happened = stimuli.arrivals(at)
-        self.tell(rounds.handle(happened, at))
+        happened = rounds.ending(at) if at == end else []
+        if at == outage:
+            happened += stimuli.outages(at)
+        if at == arrival and at < rounds.next_round_s:
+            happened += stimuli.arrivals(at)
+        self.tell(rounds.handle(happened, at))  # if nothing happened, it is time to decide the next round
         return True
 
     def close(self) -> None:

@@ -43,6 +43,7 @@ class RunningJobs:
         self._done: list[int] = []  # positions of jobs that ended in this round
         self._resting: set[int] = set()  # jobs whose processes failed in this round
         self._homeless: set[int] = set()  # jobs whose devices failed in this step
+        self._failing: set[int] = set()  # devices that fail in this step: nothing begins there
         self._waiting: list[list[int] | None] = [None] * len(mechanism.types)  # by type, the first in rank last
         self._next: NextRound | None = None
         self._begun = 0.0  # when this round began; work is saved then
@@ -83,12 +84,19 @@ class RunningJobs:
         return np.flatnonzero((self.jobs.on >= 0) & (self.jobs.ready_s < now))
 
     def _advance(self, over: Rows, now: float, found: list[Rows]) -> None:
-        """Jobs have reached the end of a phase: they go on where they are, at another rate."""
+        """Jobs have reached the end of a phase: they go on where they are, at another rate. Who loses its devices now
+        loses work, and has not come that far."""
         assert self._phases is not None
-        found.append(over)
-        ids = over.columns["id"]
+        ids = [job for job in over.columns["id"] if not self._fails(job)]
+        if not ids:
+            return
+        found.append(records.phase(ids))
         self._phases.learn(ids)
         self._ends.add(self._leases.change(now, self._leases.rows(ids), found, set(ids)))
+
+    def _fails(self, job: int) -> bool:
+        """Whether a job runs where a device fails in this step."""
+        return not self._failing.isdisjoint(self._leases.held.get(job, ()))
 
     def _finish(self, ended: Rows, now: float, found: list[Rows]) -> set[int]:
         """Jobs end now, or are cancelled; who was beside goes on alone. The types on which there is room now."""
@@ -98,12 +106,13 @@ class RunningJobs:
     def _vacate(
         self, rows: list[int], now: float, found: list[Rows], then: list[Rows], over: Sequence[int], lost: bool = False
     ) -> set[int]:
-        """The leases of those who run are over, and of some that was all; who was beside goes on alone."""
+        """The leases of those who run are over, and of some that was all; who was beside goes on alone, unless its
+        devices fail now."""
         jobs, leases = self.jobs, self._leases
         rows = [row for row in rows if jobs.on[row] >= 0]
         types = {int(jobs.on[row]) for row in rows}
         others = [int(jobs.id.searchsorted(jobs.beside[row])) for row in rows if jobs.beside[row] >= 0]
-        alone = [row for row in others if row not in rows]
+        alone = [row for row in others if row not in rows and not self._fails(int(jobs.id[row]))]
         places = jobs.on[alone]
         kept = {int(jobs.id[row]) for row in alone}
         for stops, saved_s in ((rows, self._begun), (alone, None)) if lost else ((rows + alone, None),):

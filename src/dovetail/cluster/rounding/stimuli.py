@@ -98,10 +98,16 @@ class Stimuli:
             columns["until_s"] = [self.price_until]
         return [Rows("prices", columns)]
 
-    def outage(self) -> Rows:
-        """The next device that fails or comes back."""
-        _, what, device = self._outages.pop()
-        return Rows("failed" if what == 1 else "mended", {"device": [device]})
+    def outages(self, now: float) -> list[Rows]:
+        """The devices that have failed or come back by now: what does so at one instant does so together."""
+        found: list[Rows] = []
+        while self.outage_s <= now:
+            _, what, device = self._outages.pop()
+            of = "failed" if what == 1 else "mended"
+            if not found or found[-1].of != of:
+                found.append(Rows(of, {"device": []}))
+            found[-1].columns["device"].append(device)
+        return found
 
 
 def _also_seen(job: Job | None, before: int) -> int:
