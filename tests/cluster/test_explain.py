@@ -220,6 +220,16 @@ def test_failures_and_deadlines_that_nobody_could_keep(make_setup: Make, tmp_pat
     assert "No schedule could have kept it: its work takes 16 min 40 s at its best." in text
 
 
+def test_a_start_that_a_failure_cuts_short_took_no_longer(make_setup: Make, tmp_path: Path) -> None:
+    outages = [Outage(500.0, 700.0, (0,)), Outage(505.0, 700.0, (1,))]
+    setup = make_setup([Job(id=0, model="A", steps=4000)], counts=(2, 0), outages=outages)
+    story = _tell(setup, Table({0: [1, 0]}), tmp_path, "0", RoundRules(restart_s=10.0))
+    assert [lease.end for lease in story.leases] == ["accelerator 0 failed", "accelerator 1 failed", "it was done"]
+    assert story.parts is not None
+    assert story.parts.restarts_s == 25.0
+    assert "It was moved twice; restarts took 15 s." in "\n".join(story.closing())
+
+
 def _main(words: Sequence[str], capsys: pytest.CaptureFixture[str]) -> str:
     assert cli.main(list(words)) == 0
     return capsys.readouterr().out

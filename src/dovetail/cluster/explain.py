@@ -48,7 +48,7 @@ def _parts(story: JobStory, best_s: float | None) -> JobParts | None:
     if story.completed_s is None or story.brief:
         return None
     held_s = sum((lease.to_s or lease.from_s) - lease.from_s for lease in story.leases)
-    restarts_s = sum(min(lease.setup_s, (lease.to_s or lease.from_s) - lease.from_s) for lease in story.leases)
+    restarts_s = sum(lease.start_s for lease in story.leases)
     lost_s = sum(lease.lost_s for lease in story.leases)
     work_s = held_s - restarts_s - lost_s
     parts = JobParts(waits_s=story.waited_s, restarts_s=restarts_s, lost_s=lost_s, work_s=work_s)
@@ -92,6 +92,7 @@ class _Teller:
         self._lapsed: set[int] = set()  # whose leases ended before now
         self._usable: list[int] = []
         self._running: LeaseStory | None = None
+        self._cut = False  # the job's last lease was ended by something that failed
         self._waiting: JobWait | None = None
         self._failed: dict[int, int] = {}  # devices that fail now, by the jobs that lose them
         self.story: JobStory | None = None
@@ -255,7 +256,7 @@ class _Teller:
         elif not story.leases and t > story.arrived_s:
             why = "it arrived inside a round, and was seen when that was over"
             story.waits.append(JobWait(from_s=story.arrived_s, to_s=t, types=[], first=[], why=why))
-        elif story.leases and story.leases[-1].to_s == t:
+        elif story.leases and story.leases[-1].to_s == t and not self._cut:
             before = story.leases[-1]
             changed = lease.why == records.WHY_IN_PHASES[records.CHANGED]
             stays = "its batch or its phase changed" if changed else "only its company changed"
@@ -273,6 +274,7 @@ class _Teller:
                 lease, self._running = self._running, None
                 lease.to_s, lease.steps = to_s, steps
                 failed = self._failed.get(job)
+                self._cut = failed is not None or job in self._exited
                 lease.end = "others' turn" if failed is None else f"accelerator {failed} failed"
                 if job in self._exited:
                     lease.end = f"its process failed ({self._exited[job]})"

@@ -34,6 +34,11 @@ class LeaseStory(Struct, kw_only=True):
     lost_s: float = 0.0  # of work, with a failure
     end: str = "still running"
 
+    @property
+    def start_s(self) -> float:
+        """What its start took: less than it costs if the lease ended before that."""
+        return self.setup_s if self.to_s is None else min(self.setup_s, self.to_s - self.from_s)
+
 
 class TypeThen(Struct, kw_only=True):
     """Accelerators of one type when a wait began, and the first few jobs that held them."""
@@ -179,7 +184,7 @@ class JobStory(Struct, kw_only=True):
         pairs = list(zip(self.leases, self.leases[1:], strict=False))
         types = sum(one.type != two.type for one, two in pairs)
         moves = sum(one.devices != two.devices for one, two in pairs)
-        again_s = sum(lease.setup_s for lease in self.leases[1:])
+        again_s = sum(lease.start_s for lease in self.leases[1:])
         lost_s = sum(lease.lost_s for lease in self.leases)
         lines = []
         if moves:
