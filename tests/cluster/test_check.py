@@ -195,6 +195,13 @@ def _no_such_device(lines: Lines) -> None:
     lines.insert(2, {"n": 1, "t": 0.0, "k": "rows", "of": "failed", "columns": {"device": [99], "jobs": [[]]}})
 
 
+def _fails_at_once(lines: Lines) -> None:
+    at = next(i for i, line in enumerate(lines) if line.get("of") == "started")
+    device = lines[at]["columns"]["devices"][0][0]
+    failed = {"of": "failed", "columns": {"device": [device], "jobs": [[]]}}
+    lines.insert(at + 1, {key: lines[at][key] for key in ("n", "t", "k")} | failed)
+
+
 @pytest.mark.parametrize(
     ("plant", "code"),
     [
@@ -235,6 +242,13 @@ def test_planted_faults_are_found(lines: Lines, tmp_path: Path, plant: Callable[
     plant(lines)
     assert code in _codes(lines, tmp_path)
     assert code in CODES
+
+
+def test_a_lease_that_begins_where_an_accelerator_fails_in_the_same_step_is_told(lines: Lines, tmp_path: Path) -> None:
+    _fails_at_once(lines)
+    _codes(lines, tmp_path)
+    faults = check_journal(tmp_path / "changed.jsonl").faults
+    assert any("which fails in this step" in fault.message for fault in faults)
 
 
 def test_every_code_that_the_checker_writes_is_explained() -> None:

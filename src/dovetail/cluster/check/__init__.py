@@ -28,7 +28,7 @@ CODES = {
     "step": "a step that is missing, doubled or out of order",
     "time": "an instant before the one written ahead of it, or not a time; a round or a plan that is or is not due",
     "arrival": "a job that arrives twice, or of which something happens before it arrives",
-    "device": "devices that do not exist, are down or drained, or are not all of the lease's type",
+    "device": "devices that do not exist, are down, drained or fail in this step, or are not all of the lease's type",
     "width": "a job on more or fewer devices than it needs",
     "overlap": "a device held by two jobs that do not share it",
     "twice": "a job that runs in two places at a time",

@@ -58,6 +58,7 @@ class LeaseChecker:
         self._unlucky: set[int] = set()  # jobs that lost work because a device failed now
         self._left: dict[int, OpenLease] = {}  # where jobs were until now
         self._stayed: set[int] = set()  # of them, those whose leases began anew there
+        self._begun: set[int] = set()  # jobs that began elsewhere now
         self._ahead: dict[int, tuple[int, ...]] = {}  # where jobs are to begin, as it was planned
         self._spares: dict[int, tuple[int, ...]] = {}  # and where they would, if others ended
         self._free_moves = free_moves
@@ -77,6 +78,7 @@ class LeaseChecker:
         self._unlucky.clear()
         self._left.clear()
         self._stayed.clear()
+        self._begun.clear()
         for event in events:
             if self.ended:
                 self._faults.add("end", f"step {n}", "the run goes on after its end")
@@ -165,7 +167,7 @@ class LeaseChecker:
             wrong = [d for d in devices if d not in known or self._devices.type_of[d] != on or d in out]
             if wrong:
                 self._fault("device", job, f"devices {wrong} do not exist, are down or drained, or not of type {on}")
-            self._stayed |= {job} if stays else set()
+            (self._stayed if stays else self._begun).add(job)
             self._leases[job] = OpenLease(on, tuple(known), beside, self._now, price_s, kind)
             if known:
                 self._check_batch(job, self._leases[job], batch)
@@ -334,6 +336,8 @@ class LeaseChecker:
             if device >= len(self._holders):
                 self._faults.add("device", f"{self._now} s", f"there is no accelerator {device} that could fail")
                 continue
+            for job in sorted(self._holders[device] & self._begun):
+                self._fault("device", job, f"it began on accelerator {device}, which fails in this step")
             self._down.add(device)
             self._unlucky |= self._holders[device]
 
