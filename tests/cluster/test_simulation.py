@@ -412,6 +412,25 @@ def test_an_outage_of_no_time_ends_what_runs_there_and_no_more(make_setup: Make,
     assert outcome.figures.completed == 1
 
 
+def test_a_server_fails_as_one_and_one_decision_follows(make_setup: Make, tmp_path: Path) -> None:
+    """At 100 s the server of jobs 1 and 2 fails, job 0 ends on the other one, and job 4 comes; job 3 waits."""
+    jobs = [Job(id=i, model="A", steps=4000 if i else 400) for i in range(4)]
+    jobs.append(Job(id=4, model="A", steps=4000, arrival_s=100.0))
+    setup = make_setup(jobs, counts=(3, 0), outages=[Outage(100.0, 5000.0, (0, 1))])
+    for policy in (Table({i: [1, 0] for i in range(5)}), make("fifo")):
+        _, notes = _run(setup, policy, NO_RESTART, tmp_path)
+        then = [(of, columns) for t, of, columns in notes.seen if t == 100.0]
+        assert [of for of, _ in then].count("failed") == 2
+        (began,) = [columns for of, columns in then if of == "started"]
+        assert (list(began["id"]), began["devices"]) == ([1], [(2,)])
+
+
+def test_what_fails_when_the_first_job_comes_is_down_by_then(make_setup: Make, tmp_path: Path) -> None:
+    setup = make_setup([Job(id=0, model="A", steps=400, arrival_s=50.0)], outages=[Outage(50.0, 900.0, (0, 1))])
+    _, notes = _run(setup, Table({0: [1, 1]}), NO_RESTART, tmp_path)
+    assert [columns["devices"] for _, of, columns in notes.seen if of == "started"] == [[(2,)]]
+
+
 def test_time_never_goes_back_to_an_outage_while_nobody_was_there(make_setup: Make, tmp_path: Path) -> None:
     jobs = [Job(id=0, model="A", steps=400), Job(id=1, model="A", steps=400, arrival_s=90_000.0)]
     outages = [Outage(5000.0, 6000.0, (0,)), Outage(80_000.0, 90_050.0, (1,))]
