@@ -377,3 +377,24 @@ def test_jobs_in_phases_are_refused_before_they_run(capsys: pytest.CaptureFixtur
     words = ["cluster", "simulate", "-t", str(trace), "-c", "v100=1", "--output-trace-file-name", str(tmp_path / "out")]
     assert main(words) == 2
     assert "jobs change their batch as they go" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("seeds", [("--seed", "1"), ("--seeds", "1", "5")])
+@pytest.mark.parametrize("policies", [("fifo", "fifo_perf"), ("fifo_perf", "fifo")])
+def test_compare_stops_an_unstable_load_and_keeps_the_other_rows(
+    capsys: pytest.CaptureFixture[str], seeds: tuple[str, ...], policies: tuple[str, ...]
+) -> None:
+    flags = ("-s", "30", "-e", "60", "-c", "1:1:1", "-f", "7200", "-j", "1", *seeds)
+    both = ("-p", *policies)
+    light = (*flags, *both, "-l", "5400", "--longest-queue", "1")
+    code, out, err = run(capsys, "compare", *light)
+    assert (code, err) == (0, "")
+    assert out.count("stopped  ") == out.count("fifo: stopped: the load is too heavy: after ") == 1
+    rows = {row["policy"]: row for row in json.loads(run(capsys, "compare", *light, "--format", "json")[1])}
+    assert (rows["fifo"]["avg_jct_s"], rows["fifo"]["makespan_s"]) == (None, None)
+    assert rows["fifo"]["reason"].startswith("after ")
+    alone = json.loads(run(capsys, "compare", *flags, "-l", "5400", "-p", "fifo_perf", "--format", "json")[1])
+    assert rows["fifo_perf"]["avg_jct_s"] == alone[0]["avg_jct_s"] > 0
+    code, out, _ = run(capsys, "compare", *flags, *both, "-l", "60")
+    assert (code, out.count("stopped  ")) == (1, 2)
+    assert run(capsys, "compare", *flags, *both, "-l", "60", "--format", "json")[0] == 1

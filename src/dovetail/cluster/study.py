@@ -19,7 +19,7 @@ from dovetail.cluster.metrics import ClusterFigures, ClusterResult
 from dovetail.cluster.policies import make, name_of
 from dovetail.cluster.rounds import scheduler_for
 from dovetail.cluster.simulate import Checkpointing, run
-from dovetail.cluster.sweeps.cell import SweepCell, SweepRow, run_cell
+from dovetail.cluster.sweeps.cell import SweepCell, SweepRow, finished, run_cell
 from dovetail.cluster.sweeps.given import (
     Progress,
     mean_rate_notes,
@@ -168,6 +168,7 @@ def compare(
     policies: Sequence[Any] = ("max_min_fairness", DEFAULT),
     *,
     seeds: Sequence[int] | None = None,
+    longest_queue: float = LONGEST_QUEUE,
     processes: int | None = 1,
     progress: Progress | None = None,
     **how: Unpack[RuleKeywords],
@@ -178,6 +179,9 @@ def compare(
     intervals as `NAME_plus_minus`, and `paired` has every figure against the first policy's, seed by seed: difference
     and ratio with their intervals, and whether it is `sure` that there is a difference.
 
+    A run whose queue grows beyond `longest_queue` times all accelerators is stopped as unstable: its policy has None in
+    the place of figures, and a `reason`.
+
     A policy's options stand behind its name: "sia,power=-1". `processes` is how many run at a time, None for one per
     core; policies of your own run in this process.
 
@@ -185,7 +189,8 @@ def compare(
     >>> found.best("avg_jct_s")["policy"], len(found)
     ('max_min_fairness_perf', 2)
     """
-    processes = scalar(processes)
+    processes, longest_queue = scalar(processes), scalar(longest_queue)
+    within("longest_queue", longest_queue, "more than 0", 1e-9, inf, optional=False)
     within("processes", processes, "1 or more", 1, whole=True)
     rules, chosen = options_of(**how), policies_of(policies)
     asked = scenario_of(scenario)
@@ -194,21 +199,35 @@ def compare(
     check_functions(progress=progress)
     if seeds is not None:
         drawn = seeds_of(seeds)
-        found = varied({None: (asked, rules)}, chosen, drawn, processes=processes, progress=progress)
-        told = [f"{row['policy']}: {row['reason']}" for row in found if row["reason"]]
+        found = varied(
+            {None: (asked, rules)}, chosen, drawn, processes=processes, long=longest_queue, progress=progress
+        )
+        told = [f"{row['policy']}: {_why(row)}" for row in found if row["reason"]]
         return Comparison(found, ("policy", *COMPARED), [*notes, *notes_of(asked, drawn), *told])
-    cells = [SweepCell(scenario=asked, policy=policy, how=rules, long=inf) for policy in chosen]
+    cells = [SweepCell(scenario=asked, policy=policy, how=rules, long=longest_queue) for policy in chosen]
     own = not all(isinstance(policy, str) for policy in chosen)
     done = (lambda made: None) if progress is None else lambda made: progress(made, len(cells))
     rows = run_all(run_cell, cells, 1 if own else processes, done)
     for row in rows:
         if row["status"] == "failed":
             raise DovetailError(f"{row['policy']}: {row['reason']}")
-        del row["jct_quantiles_s"]
-        row["ratios"] = {key: row[key] / rows[0][key] if rows[0][key] else None for key in COMPARED}
-    why = ((row, row["reason"] or rejected_note(loaded.setup, row["rejected"], rules.compat)) for row in rows)
+        row.pop("jct_quantiles_s", None)
+        if not finished(row):
+            row |= dict.fromkeys(COMPARED)
+        row["ratios"] = {
+            key: row[key] / rows[0][key] if row[key] is not None and rows[0][key] else None for key in COMPARED
+        }
+    why = ((row, _why(row) or rejected_note(loaded.setup, row.get("rejected", 0), rules.compat)) for row in rows)
     told = [f"{row['policy']}: {reason}" for row, reason in why if reason]
     return Comparison(rows, ("policy", *COMPARED), [*notes, *told])
+
+
+def _why(row: SweepRow) -> str:
+    """What there is to say of how a policy's runs went."""
+    stopped = row["makespan_s"] is None
+    if not stopped:
+        return str(row["reason"])
+    return f"stopped: the load is too heavy: {row['reason']} (--longest-queue lets it grow longer)"
 
 
 class Sweep(Comparison):

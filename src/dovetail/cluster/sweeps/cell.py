@@ -81,6 +81,11 @@ def run_cell(cell: SweepCell) -> SweepRow:
     return row
 
 
+def finished(row: SweepRow) -> bool:
+    """Whether a run came to its end and has figures."""
+    return "makespan_s" in row
+
+
 def kept_at(path: Path) -> Path:
     return path.with_name(path.name + ".json")  # not with_suffix: the name has a point in it
 

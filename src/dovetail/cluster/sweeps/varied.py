@@ -11,7 +11,7 @@ from msgspec.structs import asdict, replace
 from dovetail.cluster.inputs.scenario import Scenario, load
 from dovetail.cluster.policies import name_of
 from dovetail.cluster.rules import ClusterOptions
-from dovetail.cluster.sweeps.cell import SweepCell, SweepRow, run_cell
+from dovetail.cluster.sweeps.cell import SweepCell, SweepRow, finished, run_cell
 from dovetail.core.errors import DovetailError
 from dovetail.core.parallel import run_all
 from dovetail.core.results.confidence import mean, paired
@@ -29,14 +29,18 @@ def varied(
     *,
     axis: str = "at",
     processes: int | None = 1,
+    long: float = inf,
     progress: Callable[[int, int], None] | None = None,
 ) -> list[dict[str, Any]]:
     """A row for each point and policy: figures as means over seeds, half of their 95 % confidence intervals as
-    `NAME_plus_minus`, and `paired`: each figure against the first policy's at that point, with the same seeds."""
+    `NAME_plus_minus`, and `paired`: each figure against the first policy's at that point, with the same seeds.
+
+    A policy of which a run was stopped, because its queue was longer than `long` times all accelerators, has a reason
+    and no figures: means over the other seeds would flatter it."""
     for scenario, _ in points.values():
         load(scenario)  # what is wrong in a file is told as such, not as a run that failed
     cells = [
-        SweepCell(scenario=replace(scenario, seed=seed), policy=policy, how=how, long=inf)
+        SweepCell(scenario=replace(scenario, seed=seed), policy=policy, how=how, long=long)
         for scenario, how in points.values()
         for policy in policies
         for seed in seeds
@@ -46,20 +50,20 @@ def varied(
     found = iter(run_all(run_cell, cells, 1 if own else processes, done))
     rows = []
     for at in points:
-        first: dict[str, dict[Hashable, float]] = {}
+        first: dict[str, dict[Hashable, float]] | None = None
         for policy in policies:
             runs = [next(found) for _ in seeds]
             by_seed = _by_seed(runs)
-            first = first or by_seed
+            first = by_seed if first is None else first
             row: dict[str, Any] = {} if at is None else {axis: at}
             row |= {"policy": name_of(policy), "seeds": len(seeds)}
             for name, values in by_seed.items():
-                told = mean(list(values.values()))
-                row |= {name: told.value, f"{name}_plus_minus": told.half}
+                told = mean(list(values.values())) if values else None
+                row |= {name: told and told.value, f"{name}_plus_minus": told and told.half}
             against = {name: paired(first[name], by_seed[name]) for name in VARIED}
             row["ratios"] = {name: each.ratio for name, each in against.items() if each is not None}
             row["paired"] = {name: asdict(each) for name, each in against.items() if each is not None}
-            row["reason"] = next((run["reason"] for run in runs if run["reason"]), "")
+            row["reason"] = next((run["reason"] for run in sorted(runs, key=finished) if run["reason"]), "")
             rows.append(row)
     return rows
 
@@ -68,4 +72,5 @@ def _by_seed(runs: Sequence[SweepRow]) -> dict[str, dict[Hashable, float]]:
     for run in runs:
         if run["status"] == "failed":
             raise DovetailError(f"{run['policy']}: {run['reason']}")
-    return {name: {run["seed"]: float(run[name]) for run in runs} for name in VARIED}
+    ended = runs if all(map(finished, runs)) else ()
+    return {name: {run["seed"]: float(run[name]) for run in ended} for name in VARIED}
