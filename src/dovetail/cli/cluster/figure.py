@@ -137,6 +137,7 @@ def cost(
     jobs: JobFlags = _JOBS,
     rules: RuleFlags = _RULES,
     processes: _Processes = None,
+    out: Path | None = None,
     format: Format = "table",
 ) -> int:
     """What policies cost, relative to the first one on the same jobs, and the deadlines that they miss.
@@ -151,11 +152,14 @@ def cost(
         Seeds of generated jobs, for ratios with 95 % confidence intervals.
     processes
         How many runs at a time; by default one per core.
+    out
+        A picture of the cost over the average JCT, both relative to the first policy's; its name ends in .svg.
     format
         table or json.
     """
     from dovetail.cluster import relative_costs
 
+    _check(out)
     with progress("figure", 1) as done:
         found = relative_costs(work.scenario(jobs, rules), policy, **_how(seeds, processes, done), **rules.how())
     rows = []
@@ -165,7 +169,7 @@ def cost(
         figures = [round(row["total_cost"], 2), _ratio(row["relative_cost"]), sure, _ratio(row["relative_avg_jct"])]
         rows.append([row["policy"], *figures, round(row["slo_violations"], 2)])
     names = ["policy", "cost", "over the first's", "95 % interval", "JCT over the first's", "missed deadlines"]
-    return _show(found, names, rows, None, format)
+    return _show(found, names, rows, out, format, "relative_avg_jct", "relative_cost")
 
 
 @app.command
@@ -313,8 +317,8 @@ def _show(
     rows: list[list[Any]],
     out: Path | None,
     format: Format,
-    x: str = "",
-    y: str = "",
+    x: str,
+    y: str,
     by: str = "policy",
 ) -> int:
     if out is not None:
