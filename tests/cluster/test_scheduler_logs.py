@@ -14,7 +14,7 @@ import pytest
 from dovetail import cli, cluster
 from dovetail.cluster.inputs.analytic import analytic
 from dovetail.cluster.inputs.throughputs import reference_type
-from dovetail.cluster.inputs.traces import JobTrace, detect, read_trace
+from dovetail.cluster.inputs.traces import JobTrace, detect, read_trace, write_trace
 from dovetail.cluster.inputs.workload import Job
 from dovetail.core.errors import InputError
 
@@ -78,6 +78,15 @@ def test_a_job_over_several_servers_did_as_much_as_it_does_there(tmp_path: Path)
     for kind, on in ((":v100", "v100"), ("", reference_type(known))):
         (job,) = _read(tmp_path, SACCT.splitlines()[0] + "\n" + line.format(kind) + "\n").jobs
         assert job.steps == pytest.approx(3600 * known.spread[known.index()[job.model, 4], known.types.index(on)])
+
+
+def test_old_columns_cannot_say_a_type_and_the_error_says_what_to_do(tmp_path: Path) -> None:
+    jobs, out = _read(tmp_path, SACCT).jobs, tmp_path / "out.trace"
+    said = r"sacct.txt: job 1 \('sweep'\): '.* on v100': no command is known for it; .* \(--map type= lets"
+    with pytest.raises(InputError, match=said):
+        write_trace(jobs, out, "gavel", "sacct.txt")
+    assert not out.exists()
+    assert write_trace(_read(tmp_path, SACCT, map={"type": ""}).jobs, out, "gavel", "sacct.txt") == len(jobs)
 
 
 def test_a_type_that_is_asked_for_and_not_here_is_noted(tmp_path: Path) -> None:

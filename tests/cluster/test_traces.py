@@ -99,8 +99,10 @@ def test_a_model_with_a_slip_in_its_name_is_hinted_at() -> None:
 def test_jobs_in_phases_are_not_written_without_them(tmp_path: Path) -> None:
     job = Job(id=3, model="LM", steps=10.0, arrival_s=0.0, phases=((4.0, "LM"), (10.0, "LM now")))
     for to in ("table", "gavel"):
-        with pytest.raises(InputError, match=r"job 3 changes its batch as it goes.*take its file as it is \(-t\)"):
+        with pytest.raises(InputError, match=r"^job 3 changes its batch as it goes.*take its file as it is \(-t\)"):
             write_trace([job], tmp_path / "jobs.csv", to)
+        with pytest.raises(InputError, match=r"^wave.trace: job 3 \('x'\) changes its batch"):
+            write_trace([replace(job, name="x")], tmp_path / "jobs.csv", to, "wave.trace")
     with pytest.raises(InputError, match="there is no folder"):
         write_trace([replace(job, phases=())], tmp_path / "slip" / "jobs.csv")
     assert not list(tmp_path.iterdir())

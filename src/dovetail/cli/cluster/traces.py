@@ -158,7 +158,7 @@ def _write(scenario: Scenario, out: Path, to: TraceKind, format: Format = "table
 
     refuse_overwrite([out], scenario.files())
     loaded = load(scenario)
-    jobs = write_trace(loaded.setup.jobs, out, to)
+    jobs = write_trace(loaded.setup.jobs, out, to, str(scenario.trace or ""))
     if format == "json":
         print_json({"format": loaded.trace_format, "jobs": jobs, "out": str(out), "notes": loaded.notes})
         return 0

@@ -15,7 +15,7 @@ from dovetail.cluster.inputs.choices import OnError, TraceKind, Widths, one_of
 from dovetail.cluster.inputs.csv_rows import GivenRows, Source, check_columns, header_of
 from dovetail.cluster.inputs.traces import alibaba, gavel, kubernetes, logs, pollux, ray_jobs, simulators, slurm, table
 from dovetail.cluster.inputs.traces.format import TraceFormat, TraceReading
-from dovetail.cluster.inputs.traces.gavel import write_gavel
+from dovetail.cluster.inputs.traces.gavel import job_words, write_gavel
 from dovetail.cluster.inputs.traces.mapping import Mapper
 from dovetail.cluster.inputs.traces.table import write_table
 from dovetail.cluster.inputs.workload import Job, Throughputs
@@ -119,8 +119,9 @@ def read_trace(
     )
 
 
-def write_trace(jobs: Iterable[Job], path: str | PathLike[str], to: TraceKind = "table") -> int:
-    """Write jobs as our table, or in the older system's ten columns; gives how many there were."""
+def write_trace(jobs: Iterable[Job], path: str | PathLike[str], to: TraceKind = "table", source: str = "") -> int:
+    """Write jobs as our table, or in the older system's ten columns; gives how many there were. `source` is the file
+    that they are from, for errors."""
     one_of("to", to, get_args(TraceKind))
     if getattr(jobs, "jobs", 0) is None:
         raise InputError("jobs: these are without end; give some of them, as itertools.islice(jobs, 1000)")
@@ -129,12 +130,12 @@ def write_trace(jobs: Iterable[Job], path: str | PathLike[str], to: TraceKind = 
         raise InputError(f"jobs: expected some as load(...).setup.jobs has them, found {wrong[0]!r}")
     if changing := next((job for job in jobs if job.phases), None):
         raise InputError(
-            f"job {changing.id} changes its batch as it goes: no format that is written can say so; "
-            "simulate and others take its file as it is (-t)"
+            f"{source + ': ' if source else ''}{job_words(changing)} changes its batch as it goes: "
+            "no format that is written can say so; simulate and others take its file as it is (-t)"
         )
     place = as_path(path, "path")
     need_folders([place])
-    return (write_table if to == "table" else write_gavel)(jobs, place)
+    return write_table(jobs, place) if to == "table" else write_gavel(jobs, place, source)
 
 
 def detect(path: Source) -> TraceFormat:

@@ -14,6 +14,7 @@ from dovetail.cluster.inputs.csv_rows import LEAST_WEIGHT, MOST_WEIGHT, read_row
 from dovetail.cluster.inputs.templates import BY_MODEL
 from dovetail.cluster.inputs.traces.batch_changes import MODES, phases_of
 from dovetail.cluster.inputs.traces.format import TraceFormat, TraceReading
+from dovetail.cluster.inputs.traces.mapping import ONLY_ON
 from dovetail.cluster.inputs.workload import Job
 from dovetail.core.errors import InputError, did_you_mean
 from dovetail.core.files.output import written_whole
@@ -60,6 +61,15 @@ def _reader(name: str) -> TraceFormat:
 FORMATS = tuple(_reader(name) for name in _COLUMNS)
 
 
+def job_words(job: Job) -> str:
+    """Which job it is, for people.
+
+    >>> job_words(Job(id=3, model="A3C", steps=1, arrival_s=0.0, name="train"))
+    "job 3 ('train')"
+    """
+    return f"job {job.id}" + (f" ({job.name!r})" if job.name else "")
+
+
 def gavel_line(job: Job) -> str:
     """A job in the 10 columns. Steps are cut to whole ones, and a deadline needs the job's duration, as ever there.
 
@@ -68,25 +78,33 @@ def gavel_line(job: Job) -> str:
     """
     start = job.start or BY_MODEL.get(job.model)
     if start is None:
-        raise InputError(f"{job.model!r}: no command is known for it{did_you_mean(job.model, BY_MODEL)}")
+        hint = did_you_mean(job.model, BY_MODEL)
+        if job.model.partition(ONLY_ON)[0] in BY_MODEL:
+            hint = "; the format cannot say on which types a job runs (--map type= lets those of a log run on any)"
+        raise InputError(f"{job_words(job)}: {job.model!r}: no command is known for it{hint}")
     if job.due_s is None:
         slack = -1.0
     elif job.duration_s:
         slack = job.due_s / job.duration_s
     else:
-        raise InputError(f"job {job.id}: due after {job.due_s} s, but the format needs its duration")
+        raise InputError(f"{job_words(job)}: due after {job.due_s} s, but the format needs its duration")
     begin = (job.model, start.command, start.folder, start.steps_flag, f"{start.needs_data:d}")
     if any(sign in cell for cell in begin for sign in "\t\r\n"):
-        raise InputError(f"job {job.id}: a tab or the end of a line in {begin}, which the format cannot hold")
+        raise InputError(f"{job_words(job)}: a tab or the end of a line in {begin}, which the format cannot hold")
     end = (f"{int(job.steps)}", f"{job.width}", f"{job.weight:g}", f"{slack:f}", f"{job.arrival_s:f}")
     return "\t".join((*begin, *end))
 
 
-def write_gavel(jobs: Iterable[Job], path: Path) -> int:
-    """Write a trace in the 10 columns, line by line; gives how many jobs there were."""
+def write_gavel(jobs: Iterable[Job], path: Path, source: str = "") -> int:
+    """Write a trace in the 10 columns, line by line; gives how many jobs there were. `source` is the file that they
+    are from, for errors."""
     written = 0
     with written_whole(path) as file:
         for job in jobs:
-            file.write(gavel_line(job).encode() + b"\n")
+            try:
+                line = gavel_line(job)
+            except InputError as error:
+                raise InputError(f"{source}: {error}" if source else str(error)) from None
+            file.write(line.encode() + b"\n")
             written += 1
     return written
