@@ -432,6 +432,32 @@ def test_a_ray_job_has_as_many_workers_as_it_has_at_least(tmp_path: Path) -> Non
         assert [(each.width, each.duration_s) for each in found] == [(width, 600.0)]
 
 
+@pytest.mark.parametrize(
+    ("init", "width"),
+    [
+        ([{}], 4),
+        ([{"gpus": 1}, {"gpus": 4}], 8),
+        ([{"gpus": 1, "restartPolicy": "Always"}], 6),
+        ([{"gpus": 1, "restartPolicy": "Always"}, {"gpus": 2}], 6),
+        ([{"gpus": 3}, {"gpus": 1, "restartPolicy": "Always"}], 6),
+        ([{"gpus": 1, "restartPolicy": "Always"}, {"gpus": 3}], 8),
+    ],
+)
+def test_a_pod_holds_what_its_init_containers_and_sidecars_need(
+    tmp_path: Path, init: list[dict[str, Any]], width: int
+) -> None:
+    """Two pods with containers that want two accelerators; sidecars stay, other init containers leave before."""
+    pod = _pod(2)
+    pod["spec"]["initContainers"] = [
+        {key: value for key, value in each.items() if key != "gpus"}
+        | ({"resources": {"limits": {"nvidia.com/gpu": each["gpus"]}}} if "gpus" in each else {})
+        for each in init
+    ]
+    spec = {"parallelism": 2, "template": pod}
+    job = _part("job", "10:00:00", "10:10:00", {}) | {"spec": spec}
+    assert [each.width for each in _read(tmp_path, _listed([job]), "k8s.json")] == [width]
+
+
 def test_jobs_that_a_timetable_makes_are_jobs(tmp_path: Path) -> None:
     jobs = [_part(f"nightly-{i}", "10:00:00", "10:10:00", _owned("CronJob", "cron")) for i in range(2)]
     assert len(_read(tmp_path, _listed(jobs), "k8s.json")) == 2

@@ -2,13 +2,15 @@
 
 A job arrives when its object was created. A workload runs from its admission to its end, a job from `startTime` to
 `completionTime`; where the file has events too, the times between admissions and evictions are summed. Accelerators are
-those that were assigned, else what containers ask for, times their replicas. Of a workload and the job that
-owns it, the workload counts; of a job and those that it consists of, as a JobSet does, the whole.
+those that were assigned, else what pods ask for (init containers and sidecars too), times their replicas. Of a
+workload and the job that owns it, the workload counts; of a job and those that it consists of, as a JobSet does, the
+whole.
 """
 
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from math import inf
@@ -23,6 +25,7 @@ from dovetail.core.errors import InputError
 _JOBS = ("Job", "PyTorchJob", "TFJob", "MPIJob", "XGBoostJob", "PaddleJob", "JAXJob", "TrainJob", "JobSet", "RayJob")
 _UNTIMED = ("JobSet", "TrainJob")  # their status does not say when they began
 _GPU = re.compile(r"[^/]+/(gpu|mig-(\d)g\.\d+gb)(\.shared)?")
+_WHOLE = re.compile(r"\d+")
 _TYPE_LABELS = ("nvidia.com/gpu.product", "cloud.google.com/gke-accelerator", "accelerator", "gpu.nvidia.com/class")
 _ENDS = ("Finished", "Complete", "Failed", "Succeeded", "Completed")
 _BEGINS = ("Admitted", "Started", "Resumed")
@@ -218,7 +221,7 @@ def _assigned(each: JsonObject) -> tuple[int | None, float, str]:
     total, share = 0, 1.0
     for key, value, times in asked:
         if found := _GPU.fullmatch(key):
-            if not re.fullmatch(r"\d+", str(value)):
+            if not _WHOLE.fullmatch(str(value)):
                 raise each.error(key, f"expected a whole number of accelerators, found {value!r}")
             total += int(value) * times
             share = int(found.group(2)) / 7 if found.group(2) else share
@@ -226,7 +229,7 @@ def _assigned(each: JsonObject) -> tuple[int | None, float, str]:
 
 
 def _requests(node: Any, times: int) -> Iterator[tuple[str, Any, int]]:
-    """What all containers under a node ask for, times the replicas of what they are in."""
+    """What all pods under a node ask for, times the replicas of what they are in."""
     if isinstance(node, list):
         for each in node:
             yield from _requests(each, times)
@@ -235,17 +238,42 @@ def _requests(node: Any, times: int) -> Iterator[tuple[str, Any, int]]:
         for key in ("replicas", least, "parallelism", "count", "numNodes", "numOfHosts"):
             if isinstance(count := node.get(key), int) and not isinstance(count, bool):
                 times *= count
-        if isinstance(containers := node.get("containers"), list):
-            for container in containers:
-                resources = _dict(_dict(container).get("resources"))
-                asked = _dict(resources.get("limits")) | _dict(resources.get("requests"))
-                yield from ((key, value, times) for key, value in asked.items())
+        if isinstance(node.get("containers"), list):
+            yield from ((key, value, times) for key, value in _of_a_pod(node))
             return
-        of_a_node = _dict(node.get("resourcesPerNode"))  # of a TrainJob
-        asked = _dict(of_a_node.get("limits")) | _dict(of_a_node.get("requests"))
-        yield from ((key, value, times) for key, value in asked.items())
+        yield from ((key, value, times) for key, value in _asked(node.get("resourcesPerNode")).items())  # of a TrainJob
         for value in node.values():
             yield from _requests(value, times)
+
+
+def _of_a_pod(spec: dict[str, Any]) -> Iterator[tuple[str, Any]]:
+    """What the scheduler reserves for a pod: what its containers and sidecars want together or, if that is more, an
+    init container beside the sidecars that began before it. What is no number is given as it stands.
+
+    >>> def container(gpus, **more):
+    ...     return {"resources": {"limits": {"nvidia.com/gpu": gpus}}} | more
+    >>> sidecar = container(1, restartPolicy="Always")
+    >>> list(_of_a_pod({"initContainers": [sidecar, container("4")], "containers": [container(2)]}))
+    [('nvidia.com/gpu', 5)]
+    """
+    together, most = Counter[str](), Counter[str]()
+    for which in ("initContainers", "containers"):
+        found = spec.get(which)
+        for container in map(_dict, found if isinstance(found, list) else ()):
+            asked = _asked(container.get("resources"))
+            yield from ((key, value) for key, value in asked.items() if not _WHOLE.fullmatch(str(value)))
+            wanted = Counter({key: int(value) for key, value in asked.items() if _WHOLE.fullmatch(str(value))})
+            if which == "containers" or container.get("restartPolicy") == "Always":
+                together += wanted
+            else:
+                most |= together + wanted
+    yield from (together | most).items()
+
+
+def _asked(resources: Any) -> dict[str, Any]:
+    """The accelerators that are asked for, by what they are called."""
+    asked = _dict(_dict(resources).get("limits")) | _dict(_dict(resources).get("requests"))
+    return {key: value for key, value in asked.items() if _GPU.fullmatch(key)}
 
 
 def _dict(value: Any) -> dict[str, Any]:
