@@ -614,6 +614,9 @@ def test_what_this_version_of_ray_prints(tmp_path: Path) -> None:
     [
         ("1|a|x|COMPLETED|gres/gpu=2\n", "sacct prints without its header: leave -n, --noheader away"),
         ('{\n "jobs": [],\n "meta": {"slurm": {}}}', "sacct --json prints: leave --json away, and give -P"),
+        ('{"meta": {"Slurm": {}}, "jobs": []}', "sacct --json prints: leave --json away, and give -P"),
+        ('{"meta": {}, "jobs": []}', "sacct --json prints: leave --json away, and give -P"),
+        ('{"jobs": [{"account": "a", "association": {}}]}', "sacct --json prints: leave --json away, and give -P"),
         ("apiVersion: v1\nitems:\n- kind: Job\n", "kubectl prints: give -o json"),
         (
             "LAST SEEN   TYPE     REASON     OBJECT\n5m   Normal   Admitted   workload/x\n",
@@ -625,6 +628,11 @@ def test_what_this_version_of_ray_prints(tmp_path: Path) -> None:
 def test_a_log_in_a_form_that_is_not_read_is_known_by_its_looks(tmp_path: Path, text: str, hint: str) -> None:
     with pytest.raises(InputError, match=rf"log.txt:1: not a trace that is known: .*\(it looks like what {hint}\)"):
         _read(tmp_path, text)
+    for format in ("slurm", "kubernetes", "ray"):
+        with pytest.raises(
+            InputError, match=rf"log.txt:1: expected .*, found something else \(it looks like what {hint}\)"
+        ):
+            _read(tmp_path, text, format=format)
 
 
 # --- all --------------------------------------------------------------------------------------------------------------

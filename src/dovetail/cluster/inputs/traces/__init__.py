@@ -34,7 +34,10 @@ FORMATS: dict[str, TraceFormat] = {
 
 _NEARLY = (  # how files begin that somebody printed in another form, and what to do about it
     (r"\d+[\w.+\[\]-]*\|.*\|", "it looks like what sacct prints without its header: leave -n, --noheader away"),
-    (r'\{.*"slurm"', "it looks like what sacct --json prints: leave --json away, and give -P"),
+    (
+        r'\{.*"[Ss]lurm"|\{\s*"meta"\s*:.*"jobs"\s*:|\{\s*"jobs"\s*:.*"(meta|association)"\s*:',
+        "it looks like what sacct --json prints: leave --json away, and give -P",
+    ),
     (
         r"(---\n)?(apiVersion|kind): |(NAMESPACE|LAST SEEN|NAME) +[A-Z]",
         "it looks like what kubectl prints: give -o json",
@@ -93,6 +96,8 @@ def read_trace(
     if format and format not in FORMATS:
         raise InputError(f"trace format {format!r}: unknown{did_you_mean(format, FORMATS)}")
     how = FORMATS[format] if format else detect(path)
+    if format and how.looks is not None and not how.looks(begin := _beginning(path)) and (hint := _hint(begin)):
+        raise InputError(f"{path}:1: expected {how.what}, found something else ({hint})")
     if not how.mapped and (map or model or on_error != "fail"):
         named = ", ".join(name for name, each in FORMATS.items() if each.mapped)
         raise InputError(f"{path}: map, model and on_error are for logs of schedulers ({named}), found {how.name}")
@@ -165,9 +170,14 @@ def detect(path: Source) -> TraceFormat:
     found = f"a header with {', '.join(header)[:100] or 'nothing'}"
     if len(cells) > 1:
         found = f"{len(cells)} columns with tabs between"
-    if hint := next((hint for pattern, hint in _NEARLY if re.match(pattern, begin.lstrip(), re.DOTALL)), ""):
+    if hint := _hint(begin):
         found += f" ({hint})"
     raise InputError(f"{path}:1: not a trace that is known: found {found}; known formats: {', '.join(FORMATS)}")
+
+
+def _hint(begin: str) -> str:
+    """What is to be done about a file that begins so; nothing if that is not known."""
+    return next((hint for pattern, hint in _NEARLY if re.match(pattern, begin.lstrip(), re.DOTALL)), "")
 
 
 def _beginning(path: Source) -> str:
