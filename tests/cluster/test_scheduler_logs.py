@@ -80,6 +80,25 @@ def test_a_job_over_several_servers_did_as_much_as_it_does_there(tmp_path: Path)
         assert job.steps == pytest.approx(3600 * known.spread[known.index()[job.model, 4], known.types.index(on)])
 
 
+def test_a_job_that_was_resized_counts_until_then(tmp_path: Path) -> None:
+    head = "JobID|State|Submit|Start|End|Elapsed|AllocTRES\n"
+    line = "7|RESIZING|2024-11-13T08:00:00|2024-11-13T09:00:00|{}|01:00:00|gres/gpu=4\n"
+    found = _read(tmp_path, head + line.format("2024-11-13T10:00:00") + line.format("Unknown"))
+    assert [(job.width, job.duration_s) for job in found] == [(4, 3600.0)]
+    assert found.dropped == {"jobs that still run": 1}
+    assert not any("did not end well" in note for note in found.notes)
+
+
+def test_a_row_that_ends_before_it_starts_cannot_be_read(tmp_path: Path) -> None:
+    head = "JobID|State|Submit|Start|End|AllocTRES\n"
+    line = "7|COMPLETED|2024-11-13T08:00:00|2024-11-13T09:00:00|2024-11-13T{}:00:00|gres/gpu=4\n"
+    said = "log.txt:3: End: expected a time after Start, 2024-11-13T09:00:00, found 2024-11-13T08:00:00"
+    with pytest.raises(InputError, match=said):
+        _read(tmp_path, head + line.format("10") + line.format("08"))
+    found = _read(tmp_path, head + line.format("10") + line.format("08"), on_error="skip")
+    assert (len(found), found.dropped) == (1, {"rows that could not be read": 1})
+
+
 def test_old_columns_cannot_say_a_type_and_the_error_says_what_to_do(tmp_path: Path) -> None:
     jobs, out = _read(tmp_path, SACCT).jobs, tmp_path / "out.trace"
     said = r"sacct.txt: job 1 \('sweep'\): '.* on v100': no command is known for it; .* \(--map type= lets"

@@ -57,7 +57,7 @@ def _record(row: CsvRow) -> JobRecord | str:
         return "steps of jobs"
     state = row.text("state", "").split()[0].rstrip("+") if "state" in row else ""
     ran_s = _ran_s(row)
-    if state in _OPEN:
+    if state in _OPEN and not (state == "RESIZING" and _time_s(row, "end") is not None):  # its rest is another row
         return "jobs that still run"
     if state == "PENDING" or "[" in job or not ran_s:
         return "jobs that never ran"
@@ -74,7 +74,7 @@ def _record(row: CsvRow) -> JobRecord | str:
         ran_on=gpus.type,
         wants=_wanted(row),
         share=gpus.share,
-        ended="" if state in ("", "COMPLETED") else state,
+        ended="" if state in ("", "COMPLETED", "RESIZING") else state,
         spread=_nodes(row) > 1,
     )
 
@@ -102,7 +102,11 @@ def _ran_s(row: CsvRow) -> float | None:
                 raise row.error(column, f"expected seconds or DAYS-HH:MM:SS, found {text!r}")
             return found
     start_s, end_s = _time_s(row, "start"), _time_s(row, "end")
-    return None if start_s is None or end_s is None else end_s - start_s
+    if start_s is None or end_s is None:
+        return None
+    if end_s < start_s:
+        raise row.error("End", f"expected a time after Start, {row.text('start')}, found {row.text('end')}")
+    return end_s - start_s
 
 
 def _time_s(row: CsvRow, column: str) -> float | None:
