@@ -74,6 +74,17 @@ def test_our_table(tmp_path: Path) -> None:
     assert prices.next_change(99.9) == 100.0
 
 
+def test_a_type_that_nobody_knows_is_refused_where_a_price_is_missing(tmp_path: Path) -> None:
+    path = tmp_path / "prices.csv"
+    path.write_text("time_s,type,price\n0,k80,0.5\n0,a100,2\n0,v10,0.25\n9,v10,0.3\n")
+    said = r"prices.csv:4: type: expected a type of the cluster \(k80, v100\), found 'v10'; did you mean 'v100'"
+    with pytest.raises(InputError, match=said):
+        read_prices(path, ("k80", "v100"))
+    assert read_prices(path, ("k80",)).missing == ()  # it may be of another cluster
+    path.write_text("time_s,type,price\n0,a100,2\n")
+    assert read_prices(path, ("k80",)).missing == ("k80",)
+
+
 def test_what_is_wrong_is_said_with_its_place(tmp_path: Path) -> None:
     path = tmp_path / "prices.csv"
     path.write_text("time_s,type,price\n5,l4,0.5\n5,l4,0.25\n")

@@ -21,6 +21,7 @@ from pathlib import Path
 import numpy as np
 from msgspec import Struct
 
+from dovetail.cluster.inputs.accelerators import ACCELERATORS
 from dovetail.cluster.inputs.choices import CLOUDS
 from dovetail.cluster.inputs.csv_rows import LEAST, MOST, GivenRows, Source, check_columns, header_of, read_rows
 from dovetail.cluster.policies.base import Floats
@@ -121,16 +122,24 @@ def _own(path: Source, types: Sequence[str]) -> Prices:
     columns = ("time_s", "type", "price")
     check_columns(path, header_of(path), columns, columns)
     steps: dict[str, _Steps] = {}
+    unknown: list[InputError] = []
     for row in read_rows(path):
         at_s, name, price = row.number("time_s", least=0), row.text("type"), row.number("price", least=0)
         if 0 < price < LEAST:
             raise row.error("price", f"expected 0, or a number >= {LEAST:g}, found {price:g}")
+        if name not in steps and name not in types and name not in ACCELERATORS:
+            hint = did_you_mean(name, types)
+            unknown.append(
+                row.error("type", f"expected a type of the cluster ({', '.join(types)}), found {name!r}{hint}")
+            )
         before = steps.setdefault(name, [])
         if before and before[-1][0] >= at_s:
             raise row.error("time_s", f"expected more than {before[-1][0]:g}, the time before it, found {at_s:g}")
         before.append((at_s, price))
     if not steps:
         raise InputError(f"{path}: expected prices, found none")
+    if unknown and not steps.keys() >= set(types):  # with prices of all its types, those of another cluster do no harm
+        raise unknown[0]
     return _prices(types, {name: found for name, found in steps.items() if name in types})
 
 
