@@ -55,7 +55,7 @@ def test_a_wait_names_who_held_the_accelerators(make_setup: Make, tmp_path: Path
     # With a third of the device at first, then a half, then all: 100/3 + 100/2 + 100 of 100 s.
     assert story.rho == pytest.approx((100 / 3 + 50 + 100) / 100)
     told = "\n".join(row[-1] for row in story.course())
-    assert "none of 1 fast free, held by job 0; meanwhile 1 leases of others began there (first jobs 1)" in told
+    assert "none of 1 fast free, held by job 0; meanwhile 1 lease of others began there (first job 1)" in told
 
 
 def test_later_arrivals_that_went_first_are_counted(make_setup: Make, tmp_path: Path) -> None:

@@ -99,6 +99,11 @@ def test_a_row_that_ends_before_it_starts_cannot_be_read(tmp_path: Path) -> None
     assert (len(found), found.dropped) == (1, {"rows that could not be read": 1})
 
 
+def test_models_that_are_known_are_named_once(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match=r"model 'NOPE': no throughputs for it; known: A3C, CycleGAN, LM, "):
+        _read(tmp_path, SACCT, model={"x*": "NOPE"})
+
+
 def test_old_columns_cannot_say_a_type_and_the_error_says_what_to_do(tmp_path: Path) -> None:
     jobs, out = _read(tmp_path, SACCT).jobs, tmp_path / "out.trace"
     said = r"sacct.txt: job 1 \('sweep'\): '.* on v100': no command is known for it; .* \(--map type= lets"

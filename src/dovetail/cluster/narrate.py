@@ -229,7 +229,8 @@ def _wait(story: JobStory, wait: JobWait) -> str:
     if wait.others:
         first = ", ".join(map(str, dict.fromkeys(wait.first)))
         later = f", {wait.later} of them of later arrivals" if wait.later else ""
-        told += f"; meanwhile {wait.others} leases of others began there{later} (first jobs {first})"
+        leases, jobs = ("lease" if wait.others == 1 else "leases"), ("job" if len(set(wait.first)) == 1 else "jobs")
+        told += f"; meanwhile {wait.others} {leases} of others began there{later} (first {jobs} {first})"
     if wait.went_first:
         told += f"; {_reasons(wait.went_first)}"
     return told

@@ -113,7 +113,7 @@ class Mapper:
     @property
     def models(self) -> list[str]:
         """Models and families that are known."""
-        return [*self._models, *dict.fromkeys(_family(model) for model in self._models)]
+        return list(dict.fromkeys([*self._models, *map(_family, self._models)]))
 
     @cached_property
     def everywhere(self) -> Throughputs | None:
