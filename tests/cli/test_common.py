@@ -119,6 +119,9 @@ def test_without_a_terminal_progress_is_told_in_lines(capsys: pytest.CaptureFixt
     with progress("running", 5, lines_s=0.01) as done:
         done(3)
         until(seen)
+        done(4)
+        until(lambda: seen() and "running: 4 of 5 done\n" in told)
+    assert len(set(told.splitlines())) == len(told.splitlines()), "what has not changed is told once"
 
 
 def test_many_rows_are_printed_at_once_also_on_a_terminal(

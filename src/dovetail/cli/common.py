@@ -231,7 +231,7 @@ def progress(
     """A progress bar on stderr that vanishes at the end; gives a function that reports how much is done so far.
 
     `total` None means that the end is unknown, 1 that shares are told. Without a terminal there is no bar, but a line
-    every `lines_s`, or none if that is None.
+    after `lines_s` whenever it has changed, or none if that is None.
 
     >>> with progress("simulating", total=10) as done:
     ...     done(10)
@@ -250,14 +250,17 @@ def progress(
 
 @contextmanager
 def _lines(title: str, total: float | None, every_s: float) -> Iterator[Callable[[float], None]]:
-    """Lines on stderr for who reads a file or a pipe, also while nothing ends."""
+    """Lines on stderr for who reads a file or a pipe, also before anything ends."""
     known, over = [0.0], threading.Event()
 
     def tell() -> None:
+        told = ""
         while not over.wait(every_s):
             of = "" if total is None else f" of {total:g}"
             done = f"{known[0]:.0%}".replace("%", " %") if total == 1 else f"{known[0]:g}{of}"
-            print(f"{title}: {done} done", file=sys.stderr, flush=True)
+            if done != told:
+                print(f"{title}: {done} done", file=sys.stderr, flush=True)
+            told = done
 
     def done(completed: float) -> None:
         known[0] = completed
