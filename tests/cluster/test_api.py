@@ -386,6 +386,19 @@ def test_the_older_rules_say_themselves_why_they_reject() -> None:
     assert "enough accelerators" not in rejected_note(endless.setup, 1, compat=True)
 
 
+def test_a_checkpoint_is_not_a_folder(tmp_path: Path) -> None:
+    """It is said at once, and not at the first checkpoint."""
+    with pytest.raises(InputError, match=r": cannot be written: it is a folder"):
+        cluster.simulate(cluster.load(cluster="v100=2", jobs=2), checkpoint_file=tmp_path)
+
+
+def test_a_type_without_published_figures_is_said_with_where_it_is_named() -> None:
+    with pytest.raises(InputError, match=r"cluster \(-c\): no published .* 'h1000'; did you mean 'h100'\? \(--through"):
+        cluster.load(cluster="h1000=4", jobs=2)
+    with pytest.raises(InputError, match=r"durations_on: no published figures for the accelerator 'v1000'"):
+        cluster.load(cluster="v100=4", jobs=2, durations_on="v1000")
+
+
 def test_a_checkpoint_needs_a_folder(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="there is no folder"):
         cluster.simulate(cluster.load(cluster="v100=2", jobs=2), checkpoint_file=tmp_path / "slip" / "run.ck")

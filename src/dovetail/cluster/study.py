@@ -126,6 +126,8 @@ def simulate(
     written = [] if file.path is None else [file.path]
     if checkpoint_file is not None:
         saving = Checkpointing(as_path(checkpoint_file, "checkpoint_file"), checkpoint_every, resume)
+        if saving.path.is_dir():
+            raise InputError(f"{saving.path}: cannot be written: it is a folder")
         written.append(saving.path)
     need_folders(written)
     refuse_overwrite(written, loaded.scenario.files())

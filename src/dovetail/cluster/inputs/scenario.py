@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from functools import lru_cache
 from math import ceil, inf
 from os import PathLike
@@ -350,14 +350,22 @@ def _throughputs(
         return _from_table(scenario, spec, table), []
     if scenario.throughputs is None:
         note = "throughputs: the built-in model's estimates (--throughputs-file takes measured ones)"
-        return analytic(tuple(dict.fromkeys(named))), [note]
+        return _estimated(tuple(dict.fromkeys(named)), "cluster (-c)"), [note]
     return _covering(_from_file(scenario.throughputs, scenario), spec, scenario.throughputs), []
+
+
+def _estimated(types: Sequence[str], where: str) -> Throughputs:
+    """The built-in model's throughputs of types that are named there."""
+    try:
+        return analytic(types)
+    except InputError as error:
+        raise InputError(f"{where}: {error} (--throughputs-file takes measured ones)") from None
 
 
 def _timed(scenario: Scenario, known: Throughputs, table: RateTable) -> Throughputs:
     """Throughputs of the type that durations are on. They do not depend on the cluster: the same jobs come to all."""
     if scenario.throughputs is None and not table.rates:
-        return analytic([scenario.durations_on or REFERENCE])
+        return _estimated([scenario.durations_on or REFERENCE], "durations_on")
     if scenario.durations_on and scenario.durations_on not in known.types:
         hint = did_you_mean(scenario.durations_on, known.types)
         raise InputError(f"durations_on: no throughputs for the type {scenario.durations_on!r}{hint}")
