@@ -99,6 +99,27 @@ def test_a_row_that_ends_before_it_starts_cannot_be_read(tmp_path: Path) -> None
     assert (len(found), found.dropped) == (1, {"rows that could not be read": 1})
 
 
+def test_of_the_first_jobs_of_a_log_without_order_only_theirs_is_told(tmp_path: Path) -> None:
+    head = "JobID|State|Submit|Elapsed|AllocTRES\n"
+    ran, cpu = (
+        "{0}|COMPLETED|2024-11-13T{0}:00:00|01:00:00|gres/gpu=1\n",
+        "{0}|COMPLETED|2024-11-13T{0}:00:00|01:00:00|cpu=1\n",
+    )
+    rows = [
+        cpu.format(10),
+        ran.format(10),
+        cpu.format(12),
+        cpu.format(13),
+        ran.format(14),
+        ran.format(11),
+        cpu.format(15),
+    ]
+    assert [job.name for job in _read(tmp_path, head + "".join(rows), most=2)] == ["10", "11"]
+    for most, left_out in ((1, 1), (2, 1), (3, 4), (None, 4)):
+        found = _read(tmp_path, head + "".join(rows), most=most)
+        assert found.dropped == {"jobs without a GPU": left_out}
+
+
 def test_models_that_are_known_are_named_once(tmp_path: Path) -> None:
     with pytest.raises(InputError, match=r"model 'NOPE': no throughputs for it; known: A3C, CycleGAN, LM, "):
         _read(tmp_path, SACCT, model={"x*": "NOPE"})

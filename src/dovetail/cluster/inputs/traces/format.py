@@ -148,8 +148,9 @@ class TraceReading:
         return model
 
     def dropped(self, ids: Collection[int]) -> dict[str, int]:
-        """What was left out up to the last of these jobs, and how often."""
-        return Counter(what for what, before in self.left_out if before <= max(ids, default=self.count))
+        """What was left out right before each of these jobs, and how often; if these are all jobs, or none, at all."""
+        every = not ids or len(ids) == self.count
+        return Counter(what for what, before in self.left_out if every or before in ids)
 
     def notes(self, ids: Collection[int], kinds: Iterable[Kind]) -> list[str]:
         """What was assumed of these jobs, for people; `kinds` are theirs."""
