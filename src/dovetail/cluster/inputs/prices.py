@@ -129,9 +129,7 @@ def _own(path: Source, types: Sequence[str]) -> Prices:
             raise row.error("price", f"expected 0, or a number >= {LEAST:g}, found {price:g}")
         if name not in steps and name not in types and name not in ACCELERATORS:
             hint = did_you_mean(name, types)
-            unknown.append(
-                row.error("type", f"expected a type of the cluster ({', '.join(types)}), found {name!r}{hint}")
-            )
+            unknown.append(row.error("type", f"expected a type of the cluster, found {name!r}{hint}"))
         before = steps.setdefault(name, [])
         if before and before[-1][0] >= at_s:
             raise row.error("time_s", f"expected more than {before[-1][0]:g}, the time before it, found {at_s:g}")
