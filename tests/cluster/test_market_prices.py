@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dovetail.cluster.optimise import market_prices
-from dovetail.cluster.optimise.market import Around, Market, Prices
+from dovetail.cluster.optimise.market import Around, Market, MarketOutcome
 from dovetail.cluster.optimise.market_choices import Bidders
 from dovetail.cluster.optimise.market_prices import MarketPrices
 from dovetail.cluster.policies.base import Floats
@@ -132,7 +132,7 @@ def undecided(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """How many jobs every program held."""
     solve, jobs = Market.solve_within, []
 
-    def counted(market: Market, around: Around | None) -> tuple[Floats, float, Floats, Prices]:
+    def counted(market: Market, around: Around | None) -> tuple[Floats, float, Floats, MarketOutcome]:
         jobs.append(len(market.width))
         return solve(market, around)
 

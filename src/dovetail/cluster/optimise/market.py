@@ -54,7 +54,7 @@ class Around:
 
 
 @dataclass(slots=True, kw_only=True)
-class Prices:
+class MarketOutcome:
     """What a solved market says of the others."""
 
     price: Floats  # by type
@@ -93,7 +93,7 @@ class Market:
         share, value, missing_s, _ = self.solve_within(None)
         return share, value, missing_s
 
-    def solve_within(self, around: Around | None) -> tuple[Floats, float, Floats, Prices]:
+    def solve_within(self, around: Around | None) -> tuple[Floats, float, Floats, MarketOutcome]:
         """The same, beside others.
 
         Only what can bind is in the program: a job has a row for its progress if its logarithm bends within what it can
@@ -147,7 +147,7 @@ class Market:
         missing_s = np.where(hopeless, self.must_save_s - (share * self.saves_s).sum(axis=1), 0.0)
         missing_s[promised] = found[missing : missing + len(ones)] * horizon_s
         bought, sold, swapped = np.split(found[last + 1 :], [types, 2 * types])
-        prices = Prices(
+        prices = MarketOutcome(
             price=lp.row_prices()[capacity : capacity + types],
             traded=bought - sold,
             longest_s=float(found[last] * horizon_s),

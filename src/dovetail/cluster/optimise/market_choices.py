@@ -23,7 +23,7 @@ NUDGE = 1e-9  # of a job: nearer than this, a bend is reached
 
 
 @dataclass(slots=True)
-class Choices:
+class MarketChoices:
     """By job: a part of its time on `second`, the rest on `first`; 0 is idling, then the types."""
 
     first: Ints
@@ -69,7 +69,7 @@ class Bidders:
         bids: Floats = self.weight * grown + self.late * np.minimum(self.promised, self.reach)
         return bids
 
-    def choose(self, price: Floats, longest_s: float) -> Choices:
+    def choose(self, price: Floats, longest_s: float) -> MarketChoices:
         """At these prices of the types, if the longest job has so much left."""
         cost = np.zeros(self.gain.shape)
         cost[:, 1:] = self.market.width[:, None] * price
@@ -91,7 +91,7 @@ class Bidders:
         away[tied] = away[jobs, first] = away[jobs, second] = np.inf
         distance = np.minimum(np.nan_to_num(away, nan=0.0).min(axis=1), np.where(mixed, np.nan_to_num(bend), np.inf))
         spare_s = longest_s - self.market.left_s + self.whole_s * level
-        return Choices(
+        return MarketChoices(
             first=first,
             second=second,
             part=np.where(mixed, (level - low) / rise, 0.0),

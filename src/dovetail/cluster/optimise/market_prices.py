@@ -13,7 +13,7 @@ from dataclasses import replace
 import numpy as np
 
 from dovetail.cluster.optimise.market import Around, Market
-from dovetail.cluster.optimise.market_choices import Bidders, Choices
+from dovetail.cluster.optimise.market_choices import Bidders, MarketChoices
 from dovetail.cluster.optimise.market_ties import Ties
 from dovetail.cluster.policies.base import Floats, Ints
 from dovetail.solve import NoAnswerError
@@ -131,7 +131,7 @@ class _Search:
             undecided *= 2 if step % 2 else 1
             step += 1
 
-    def _choose(self) -> Choices:
+    def _choose(self) -> MarketChoices:
         return self.bidders.choose(self.price, self.longest_s)
 
     def _only(self, jobs: Ints) -> Market:
@@ -148,7 +148,7 @@ class _Search:
             late_costs=one.late_costs[jobs],
         )
 
-    def _nearest(self, chosen: Choices, undecided: int, last: int) -> tuple[Ints, float, float]:
+    def _nearest(self, chosen: MarketChoices, undecided: int, last: int) -> tuple[Ints, float, float]:
         """Who is undecided, and how far prices, and what the longest job has left, are from everybody else's doubts."""
         jobs = len(chosen.part)
         if 2 * max(undecided, last) >= jobs:
@@ -158,7 +158,9 @@ class _Search:
             near[np.argpartition(distance, few)[:few]] = True
         return np.flatnonzero(near), float(chosen.distance[~near].min()), float(chosen.distance_s[~near].min())
 
-    def _around(self, chosen: Choices, share: Floats, ties: Ties, near: Ints, reach: float, reach_s: float) -> Around:
+    def _around(
+        self, chosen: MarketChoices, share: Floats, ties: Ties, near: Ints, reach: float, reach_s: float
+    ) -> Around:
         """What those who are decided leave to the others."""
         size, types = self.market.width.copy(), self.bidders.gain.shape[1]
         size[near] = 0

@@ -9,7 +9,7 @@ from __future__ import annotations
 import numpy as np
 
 from dovetail.cluster.optimise.market import Swaps
-from dovetail.cluster.optimise.market_choices import Bidders, Choices
+from dovetail.cluster.optimise.market_choices import Bidders, MarketChoices
 from dovetail.cluster.policies.base import Floats, Ints
 
 DIGITS = 9  # of a rate, in which jobs of a group agree
@@ -19,7 +19,7 @@ _MIXER = np.random.default_rng(0).integers(2**62, size=1024) * 2 + 1
 class Ties:
     """Those who are tied, but for those who are undecided anyhow."""
 
-    def __init__(self, bidders: Bidders, chosen: Choices, undecided: Ints) -> None:
+    def __init__(self, bidders: Bidders, chosen: MarketChoices, undecided: Ints) -> None:
         decided = np.ones(len(chosen.part), dtype=bool)
         decided[undecided] = False
         self._job = job = np.flatnonzero(decided & chosen.tied.any(axis=1))
