@@ -459,6 +459,24 @@ print("is not reached")
     assert (done.stdout, done.returncode) == ("1 2\nsaves\n", -signal.SIGTERM)
 
 
+def test_a_child_that_is_ended_as_soon_as_it_is_forked_ends(tmp_path: Path) -> None:
+    program = """
+import os, signal
+os.register_at_fork(after_in_child=lambda: os.kill(os.getpid(), signal.SIGTERM))  # before it can have left its handler
+from dovetail.cluster import LeaseIterator
+batches = LeaseIterator(range(3))
+child = os.fork()
+if not child:
+    os._exit(7)
+print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), flush=True)
+for _ in batches:
+    os.kill(os.getpid(), signal.SIGTERM)
+print(batches.steps)
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, cwd=tmp_path, check=False)
+    assert (done.stdout, done.returncode) == (f"{-signal.SIGTERM}\n1\n", 0)
+
+
 class Resumed:
     """A loader that draws a seed for each pass, as torch's does, and is told where to go on."""
 

@@ -69,7 +69,10 @@ class TrainingLease:
         self._told_to_stop = self._asked_to_stop = self._finished = self._completion_told = self._left = False
         if threading.current_thread() is threading.main_thread() and signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:
             signal.signal(signal.SIGTERM, self._terminate)
-            os.register_at_fork(after_in_child=self._after_fork)
+            self._forking = threading.local()
+            os.register_at_fork(
+                before=self._before_fork, after_in_parent=self._after_fork, after_in_child=self._after_fork_in_child
+            )
         if self._line is not None:
             first = self._line.hello()  # waits until its turn has come
             self.steps = first.get("done", 0)
@@ -182,10 +185,18 @@ class TrainingLease:
             os.kill(os.getpid(), signal.SIGTERM)
         self._told_to_stop = True
 
+    def _before_fork(self) -> None:
+        """What a child is told while it still has this process's handler would be lost: it waits."""
+        self._forking.mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
+
     def _after_fork(self) -> None:
+        signal.pthread_sigmask(signal.SIG_SETMASK, self._forking.mask)
+
+    def _after_fork_in_child(self) -> None:
         """Processes that the program forks end at once: who ends a pool of them waits for it."""
         if signal.getsignal(signal.SIGTERM) == self._terminate:
             signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        self._after_fork()
 
     def _count(self, now: float) -> None:
         if self._first_at is None:
