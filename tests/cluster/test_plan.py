@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from itertools import product
+from itertools import product, takewhile
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -14,7 +14,7 @@ import pytest
 
 from dovetail import cli, cluster
 from dovetail.cluster.inputs.cluster_spec import parse_cluster
-from dovetail.cluster.inputs.scenario import outages
+from dovetail.cluster.inputs.failures import RandomFailures
 from dovetail.cluster.sweeps.late_jobs import LateJob, late_sentences
 from dovetail.core.errors import InputError
 
@@ -207,7 +207,8 @@ def test_more_servers_do_not_change_the_failures_of_others() -> None:
     few, many = (
         {"types": {"a100": {"count": n, "failure_s": 9e5}, "l4": {"count": 2, "failure_s": 9e5}}} for n in (2, 5)
     )
-    first, second = (outages(parse_cluster(each), seed=3) for each in (few, many))
+    drawn = (takewhile(lambda each: each.at_s < 6e7, RandomFailures(parse_cluster(one), seed=3)) for one in (few, many))
+    first, second = map(list, drawn)
     moved = [(each.at_s, each.until_s, tuple(d + 3 if d > 1 else d for d in each.devices)) for each in first]
     assert {(each.at_s, each.until_s, each.devices) for each in second} >= set(moved)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from itertools import pairwise
+from itertools import islice, pairwise, takewhile
 from math import inf
 from pathlib import Path
 from typing import Any
@@ -13,9 +13,11 @@ import pytest
 from msgspec.structs import replace
 
 from dovetail.cluster.compat.log import old_log
+from dovetail.cluster.inputs import failures
 from dovetail.cluster.inputs.cluster_spec import parse_cluster
+from dovetail.cluster.inputs.failures import RandomFailures
 from dovetail.cluster.inputs.learned_rates import LearnedRates
-from dovetail.cluster.inputs.scenario import CONTINUOUS_JOBS, STATIC_JOBS, Scenario, load, outages
+from dovetail.cluster.inputs.scenario import CONTINUOUS_JOBS, STATIC_JOBS, Scenario, load
 from dovetail.cluster.policies.base import Allocation, Problem
 from dovetail.cluster.simulate import run
 from dovetail.cluster.study import compare, simulate
@@ -124,16 +126,43 @@ def test_a_policy_that_draws_does_so_by_the_seed() -> None:
 
 def test_servers_fail_as_often_as_the_file_says() -> None:
     spec = parse_cluster("a100=8", gpus_per_server="4")
-    assert outages(spec, seed=0) == []
+    assert list(RandomFailures(spec, seed=0)) == []
     failing = replace(spec, failure_s=(100_000.0,), repair_s=(5_000.0,))
-    found = outages(failing, seed=0)
+    found = list(takewhile(lambda each: each.at_s < 6e7, RandomFailures(failing, seed=0)))
     assert {outage.devices for outage in found} == {(0, 1, 2, 3), (4, 5, 6, 7)}
-    up = np.mean([b.at_s - a.until_s for a, b in pairwise(found) if a.devices == b.devices])
-    assert up == pytest.approx(100_000, rel=0.15)
+    assert [each.at_s for each in found] == sorted(each.at_s for each in found)
     assert np.mean([outage.until_s - outage.at_s for outage in found]) == pytest.approx(5_000, rel=0.15)
     for devices in {outage.devices for outage in found}:
         mine = [outage for outage in found if outage.devices == devices]
         assert all(a.until_s <= b.at_s for a, b in pairwise(mine))
+        assert np.mean([b.at_s - a.until_s for a, b in pairwise(mine)]) == pytest.approx(100_000, rel=0.15)
+
+
+def test_servers_fail_for_as_long_as_a_run_lasts_and_from_its_first_arrival_on() -> None:
+    spec = parse_cluster({"types": {"a100": {"count": 2, "failure_s": 1e6}}})
+    late = list(takewhile(lambda each: each.at_s < 3e8, RandomFailures(spec, seed=1)))
+    assert late[-1].at_s > 2.9e8
+    shifted = RandomFailures(spec, seed=1, begins_s=1.7e9)
+    for early, later in zip(late, shifted, strict=False):
+        assert later.devices == early.devices
+        assert (later.at_s - 1.7e9, later.until_s - 1.7e9) == pytest.approx((early.at_s, early.until_s), abs=1e-3)
+
+
+def test_failures_are_those_of_earlier_versions() -> None:
+    spec = parse_cluster({"types": {"a100": {"count": 2, "failure_s": 86400}}})
+    found = [(each.at_s, each.until_s, each.devices) for each in islice(RandomFailures(spec, seed=0), 3)]
+    assert found == [
+        (18378.91452409246, 23125.273646695856, (1,)),
+        (45714.019843193244, 47856.58307691635, (1,)),
+        (66335.85524758199, 67122.23025330261, (1,)),
+    ]
+
+
+def test_a_run_whose_jobs_never_end_between_two_failures_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(failures, "MOST_WHOLE", 100)
+    spec = parse_cluster({"types": {"a100": {"count": 1, "failure_s": 1e7}}})
+    with pytest.raises(InputError, match=r"servers failed 100 times by .* s, and jobs are not done"):
+        list(RandomFailures(spec, seed=0))
 
 
 def test_failures_make_a_run_longer(tmp_path: Path) -> None:

@@ -16,6 +16,8 @@ from dovetail import cluster
 from dovetail.cluster.check import check_journal
 from dovetail.cluster.explain import explain
 from dovetail.cluster.inputs.choices import JournalMode
+from dovetail.cluster.inputs.cluster_spec import parse_cluster
+from dovetail.cluster.inputs.failures import RandomFailures
 from dovetail.cluster.inputs.prices import Prices
 from dovetail.cluster.inputs.setup import ClusterSetup, Outage
 from dovetail.cluster.inputs.workload import Job
@@ -94,6 +96,22 @@ def test_idle_time_before_an_arrival_is_not_billed(make_setup: Make, tmp_path: P
     outcome, _ = _run(make_setup(jobs), Table({0: [1, 0], 1: [1, 0]}), NO_RESTART, tmp_path)
     assert outcome.figures.makespan_s == 100_100.0
     assert outcome.figures.total_cost == pytest.approx(200 * 3.6 / 3600)
+
+
+def test_what_can_never_run_is_told_although_servers_fail_for_ever(make_setup: Make) -> None:
+    forever = RandomFailures(parse_cluster({"types": {"fast": {"count": 2, "failure_s": 5000}}}), seed=0)
+    setup = replace(make_setup([Job(id=0, model="A", steps=4000)]), outages=forever)
+    policy = Table({})
+    policy.strict = True
+    with pytest.raises(InputError, match="job 0 can never run"):
+        run(setup, policy, NO_RESTART)
+
+
+def test_what_fails_after_the_last_end_is_no_part_of_a_run(make_setup: Make, tmp_path: Path) -> None:
+    setup = make_setup([Job(id=0, model="A", steps=400)], outages=[Outage(150.0, 200.0, (1,))])
+    outcome, notes = _run(setup, Table({0: [1, 0]}), NO_RESTART, tmp_path)
+    assert outcome.figures.makespan_s == 100.0
+    assert not [of for _, of, _ in notes.seen if of == "failed"]
 
 
 def test_a_wide_job_in_two_servers_is_slower(make_setup: Make, tmp_path: Path) -> None:
@@ -395,7 +413,7 @@ def test_a_checkpoint_that_would_run_other_code_is_refused(
 ) -> None:
     path = tmp_path / "saved"
     named = "".join(f"\x8c{chr(len(word))}{word}" for word in (module, name)).encode("latin-1")
-    path.write_bytes(b"dovetail cluster checkpoint 5\n\x80\x04" + named + b"\x93)R.")  # calls it without arguments
+    path.write_bytes(b"dovetail cluster checkpoint 6\n\x80\x04" + named + b"\x93)R.")  # calls it without arguments
     with pytest.raises(InputError, match=re.escape(f"it holds {module}.{name}")):
         run(make_setup([Job(id=0, model="A", steps=9000)]), Table({0: [1, 0]}), saving=Checkpointing(path, resume=True))
 

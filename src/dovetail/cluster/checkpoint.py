@@ -17,7 +17,7 @@ from dovetail.core.errors import InputError
 from dovetail.core.files.output import written_whole
 from dovetail.core.files.reading import open_bytes
 
-_MAGIC = b"dovetail cluster checkpoint 5\n"
+_MAGIC = b"dovetail cluster checkpoint 6\n"
 _MODULES = ("dovetail.cluster.", "dovetail.solve.")
 _NAMES = {
     "builtins.range",

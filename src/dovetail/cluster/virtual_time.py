@@ -86,7 +86,7 @@ class RoundsInVirtualTime(VirtualTime):
         else:
             self._wait_for_a_job()
         self.tell(rounds.handle([*stimuli.prices(self.now), *stimuli.arrivals(self.now)], self.now))
-        if rounds.idle and stimuli.arrival_s == stimuli.outage_s == inf:
+        if rounds.idle and stimuli.arrival_s == inf and not stimuli.awaits_repair:
             raise InputError(f"job {rounds.jobs.id[0]} can never run on this cluster under this policy")
         while not stimuli.complete and self._inside():
             pass
@@ -106,7 +106,9 @@ class RoundsInVirtualTime(VirtualTime):
     def _inside(self) -> bool:
         """What happens next before the next round, all of one instant; whether something did."""
         rounds, stimuli = self.rounds, self.stimuli
-        end, outage = rounds.next_end_s(), stimuli.outage_s
+        end = rounds.next_end_s()
+        goes_on = rounds.busy or stimuli.arrival_s < inf  # what fails after the last end is no part of the run
+        outage = stimuli.outage_s if goes_on else inf
         arrival = stimuli.arrival_s if rounds.rules.inside else inf
         plan = rounds.plan_s
         at = min(end, outage, arrival, plan)

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from functools import lru_cache
-from math import ceil, inf
 from os import PathLike
 from pathlib import Path
-from random import Random
 from typing import Any, get_args
 
 import numpy as np
@@ -20,13 +18,14 @@ from dovetail.cluster.inputs.choices import CLOUDS, OnError, Widths, one_of
 from dovetail.cluster.inputs.cluster_spec import ClusterSpec, parse_cluster
 from dovetail.cluster.inputs.csv_rows import LEAST, LEAST_WEIGHT, MOST_WEIGHT, MOST_WHOLE, given_rows
 from dovetail.cluster.inputs.estimate import estimate
+from dovetail.cluster.inputs.failures import RandomFailures
 from dovetail.cluster.inputs.fits import spread_note
 from dovetail.cluster.inputs.generate import GeneratedJobs
 from dovetail.cluster.inputs.generate import jobs_per_hour as between_arrivals_s
 from dovetail.cluster.inputs.learned_rates import LearnedRates
 from dovetail.cluster.inputs.prices import GCP, Prices, constant, read_prices
 from dovetail.cluster.inputs.profiles import ProfileMapper, read_profiles
-from dovetail.cluster.inputs.setup import ClusterSetup, Outage
+from dovetail.cluster.inputs.setup import ClusterSetup, begins_s
 from dovetail.cluster.inputs.throughputs import (
     REFERENCE,
     ThroughputsError,
@@ -49,7 +48,6 @@ from dovetail.core.rates import RateTable
 
 STATIC_JOBS = 40  # generated if nothing is said
 CONTINUOUS_JOBS = 500
-_FAILURES_UNTIL_S = 2 * 365 * 86400.0  # failures are drawn ahead, for two years of simulated time
 _LONGEST_S = 1e8  # of one job on its fastest type: some three years, and nearly 300,000 rounds
 
 
@@ -194,7 +192,7 @@ def load(scenario: Scenario | None = None, /, **fields: Any) -> LoadedScenario:
         jobs=jobs,
         window=scenario.window,
         entities=_entities(scenario, jobs),
-        outages=outages(spec, scenario.seed),
+        outages=RandomFailures(spec, scenario.seed, begins_s(jobs)),
         restarts=restart_prices(table, rates.kinds, spec.of) if profiled is None else profiled.restarts_s(),
         adaptive=None if profiled is None else profiled.kinds(),
         phased=scenario.trace is not None and any(job.phases for job in jobs),
@@ -437,34 +435,3 @@ def _entities(scenario: Scenario, jobs: Iterable[Job]) -> dict[str, float]:
         where, hint = _named(scenario.trace, "trace"), did_you_mean(unknown[0], named)
         raise InputError(f"{where}: no job is of the entity {unknown[0]!r}{hint}")
     return {name: scenario.entities.get(name, 1.0) for name in named}
-
-
-def outages(spec: ClusterSpec, seed: int) -> list[Outage]:
-    """When servers fail and come back, drawn ahead from the means that the cluster's file gives.
-
-    >>> outages(parse_cluster("a100=16"), seed=0)
-    []
-    """
-    found, first = [], 0
-    for name, count, size, mean_s, repair_s in zip(
-        spec.types, spec.counts, spec.per_server, spec.failure_s, spec.repair_s, strict=True
-    ):
-        expected = ceil(count / size) * _FAILURES_UNTIL_S / (mean_s + repair_s)
-        if expected > MOST_WHOLE:
-            raise InputError(
-                f"cluster: {name}: expected at most {MOST_WHOLE:,} failures in two years, found a failure_s of "
-                f"{mean_s:g} for {ceil(count / size):,} servers: some {expected:.2g}"
-            )
-    for at, name in enumerate(spec.types):
-        for number, size in enumerate(spec.servers(name)):
-            # Each server draws for itself: more servers, or other types, leave those that were there as they are.
-            rng, devices, now_s = Random(f"{seed} {name} {number}"), tuple(range(first, first + size)), 0.0
-            first += size
-            while spec.failure_s[at] < inf:
-                now_s += rng.expovariate(1 / spec.failure_s[at])
-                back_s = now_s + (rng.expovariate(1 / spec.repair_s[at]) if spec.repair_s[at] else 0.0)
-                if now_s > _FAILURES_UNTIL_S:
-                    break
-                found.append(Outage(now_s, back_s, devices))
-                now_s = back_s
-    return found

@@ -61,7 +61,7 @@ class ClusterSetup:
     jobs: Iterable[Job]
     window: tuple[int, int] | None = None
     entities: dict[str, float] = field(default_factory=dict)  # weight of each entity
-    outages: list[Outage] = field(default_factory=list)
+    outages: Iterable[Outage] = ()  # in order of time; maybe without end
     restarts: Floats | None = None  # seconds by kind and type; nan: what the rules say
     restarts_ahead: Floats | None = None  # of starts that were planned ahead; nan: what other starts cost
     adaptive: AdaptiveKinds | None = None  # jobs whose rate depends on batch, placement and progress
@@ -95,6 +95,11 @@ class ClusterSetup:
         widths = np.array([width for _, width in self.throughputs.kinds])
         spread = widths[:, None] > self.per_server[None, :]
         return np.where(spread, self.throughputs.spread, self.throughputs.alone)
+
+
+def begins_s(jobs: Iterable[Job]) -> float:
+    """The first arrival, from which all is counted; jobs without end begin at 0 s."""
+    return min((job.arrival_s for job in jobs), default=0.0) if isinstance(jobs, list) else 0.0
 
 
 class JobKinds:

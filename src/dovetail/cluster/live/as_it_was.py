@@ -12,6 +12,7 @@ from copy import copy
 from dataclasses import dataclass, field
 from dataclasses import replace as but
 from math import exp, inf, isclose, log, sqrt
+from operator import itemgetter
 from pathlib import Path
 from random import Random
 from statistics import fmean
@@ -316,7 +317,7 @@ class _Seen:
             jobs.append(Job(id=len(jobs), model=model, width=width, steps=steps, arrival_s=me.arrived_s, **me.more))
         order = sorted(range(len(self._devices)), key=lambda device: (self._devices[device], device))
         number = {device: place for place, device in enumerate(order)}
-        out = [*self._outages, *((device, at_s, inf) for device, at_s in self._out.items())]
+        out = sorted([*self._outages, *((device, at_s, inf) for device, at_s in self._out.items())], key=itemgetter(1))
         setup = ClusterSetup(
             counts=np.array(facts.counts),
             per_server=np.array(facts.per_server),

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from heapq import heappop, heappush
+from itertools import islice
 from math import inf
 from typing import Any
 from zlib import crc32
 
 import numpy as np
 
-from dovetail.cluster.inputs.setup import ClusterSetup, JobKinds
+from dovetail.cluster.inputs.setup import ClusterSetup, JobKinds, Outage
 from dovetail.cluster.inputs.workload import Job
 from dovetail.cluster.rounding import records
 from dovetail.core.errors import InputError
@@ -26,12 +28,11 @@ class Stimuli:
         self._drawn = self._seen = 0
         self._next = self._draw()
         self._open = set(range(*setup.window)) if setup.window else None
-        # Popped from the end. What is back comes before what fails then; an outage of no time ends after it began.
-        self._outages = sorted(
-            [(o.at_s, 1, d) for o in setup.outages for d in o.devices]
-            + [(o.until_s, 2 if o.until_s == o.at_s else 0, d) for o in setup.outages for d in o.devices],
-            reverse=True,
-        )
+        self._outages: Iterator[Outage] = iter(setup.outages)
+        self._outages_drawn = 0
+        self._coming: list[tuple[float, int, int]] = []  # when, what and which device, of the outages drawn so far
+        self._down = 0
+        self._next_outage = self._draw_outage()
         self.price_until = -inf
 
     def _draw(self) -> Job | None:
@@ -39,13 +40,18 @@ class Stimuli:
         self._drawn, self._seen = self._drawn + 1, _also_seen(job, self._seen)
         return job
 
+    def _draw_outage(self) -> Outage | None:
+        self._outages_drawn += 1
+        return next(self._outages, None)
+
     def __getstate__(self) -> dict[str, Any]:
         """For a checkpoint: without the setup, which is given again."""
-        return self.__dict__ | {"_setup": None, "_kinds": None, "_jobs": None}
+        return self.__dict__ | {"_setup": None, "_kinds": None, "_jobs": None, "_outages": None}
 
     def take_up(self, setup: ClusterSetup) -> None:
-        """Go on with the same setup after a checkpoint was loaded: jobs that were drawn before are passed over."""
+        """Go on with the same setup after a checkpoint was loaded: what was drawn before is passed over."""
         self._setup, self._kinds = setup, JobKinds(setup)
+        self._outages = islice(setup.outages, self._outages_drawn, None)
         self._jobs = iter(setup.jobs)
         seen = 0
         for _ in range(self._drawn):
@@ -61,7 +67,20 @@ class Stimuli:
     @property
     def outage_s(self) -> float:
         """When the next device fails or comes back."""
-        return self._outages[-1][0] if self._outages else inf
+        while self._next_outage is not None and (not self._coming or self._next_outage.at_s <= self._coming[0][0]):
+            outage = self._next_outage
+            # What is back comes before what fails then; an outage of no time ends after it began.
+            back = 2 if outage.until_s == outage.at_s else 0
+            for device in outage.devices:
+                heappush(self._coming, (outage.at_s, 1, device))
+                heappush(self._coming, (outage.until_s, back, device))
+            self._next_outage = self._draw_outage()
+        return self._coming[0][0] if self._coming else inf
+
+    @property
+    def awaits_repair(self) -> bool:
+        """Whether a device is down that comes back."""
+        return self._down > 0 and self.outage_s < inf
 
     @property
     def complete(self) -> bool:
@@ -102,7 +121,8 @@ class Stimuli:
         """The devices that have failed or come back by now: what does so at one instant does so together."""
         found: list[Rows] = []
         while self.outage_s <= now:
-            _, what, device = self._outages.pop()
+            _, what, device = heappop(self._coming)
+            self._down += 1 if what == 1 else -1
             of = "failed" if what == 1 else "mended"
             if not found or found[-1].of != of:
                 found.append(Rows(of, {"device": []}))

@@ -21,14 +21,15 @@ from numpy.typing import NDArray
 
 from dovetail.cluster.inputs.choices import Minimise
 from dovetail.cluster.inputs.cluster_spec import ClusterSpec
+from dovetail.cluster.inputs.failures import RandomFailures
 from dovetail.cluster.inputs.prices import Prices
-from dovetail.cluster.inputs.scenario import LoadedScenario, outages
-from dovetail.cluster.inputs.setup import ClusterSetup
+from dovetail.cluster.inputs.scenario import LoadedScenario
+from dovetail.cluster.inputs.setup import ClusterSetup, begins_s
 from dovetail.cluster.policies.base import Ints
 from dovetail.cluster.rules import ClusterOptions
 from dovetail.cluster.simulate import run
 from dovetail.cluster.sweeps.late_jobs import LateJob, late_jobs, late_sentences
-from dovetail.cluster.sweeps.plan_bounds import ALMOST, PlanBounds, begins_s, figure
+from dovetail.cluster.sweeps.plan_bounds import ALMOST, PlanBounds, figure
 from dovetail.cluster.sweeps.stability import QueueWatch, StoppedError
 from dovetail.core.errors import InputError
 from dovetail.core.files.reading import yaml_text
@@ -216,7 +217,7 @@ class PlanSearch:
             per_server=base.per_server[at],
             throughputs=base.throughputs.of_types(types),
             prices=base.prices.of_types(at),
-            outages=outages(self._spec.with_counts(counts.tolist()).present(), base.seed),
+            outages=RandomFailures(self._spec.with_counts(counts.tolist()).present(), base.seed, begins_s(base.jobs)),
             restarts=None if base.restarts is None else base.restarts[:, at],
             restarts_ahead=None if base.restarts_ahead is None else base.restarts_ahead[:, at],
         )
@@ -224,7 +225,8 @@ class PlanSearch:
     def _cost(self, setup: ClusterSetup, outcome: Any) -> float:
         """What is paid from the first arrival until all is done."""
         assert isinstance(setup.prices, Prices)
-        before, until = (setup.prices.paid_until(t) for t in (begins_s(setup), outcome.figures.makespan_s))
+        first_s = begins_s(setup.jobs)
+        before, until = (setup.prices.paid_until(t) for t in (first_s, outcome.figures.makespan_s))
         always = dict(zip(setup.types, (until - before) * setup.counts, strict=True))
         held = dict(zip(self._spec.types, self._held, strict=True))
         return float(sum(outcome.cost_by_type[name] if held[name] else always[name] for name in setup.types))
@@ -411,6 +413,6 @@ def _figures(setup: ClusterSetup, completion_s: Mapping[int, float], targets: Ma
             jct = np.array(list(done.values()))
             return {name: figure(name, jct, np.zeros(len(jct)), np.full(len(jct), inf)) for name in targets}
     jct = np.array([completion_s.get(job.id, inf) for job in jobs])
-    arrival = np.array([job.arrival_s for job in jobs]) - begins_s(setup)
+    arrival = np.array([job.arrival_s for job in jobs]) - begins_s(setup.jobs)
     due = np.array([inf if job.due_s is None else job.due_s for job in jobs])
     return {name: figure(name, jct, arrival, due) for name in targets}

@@ -9,7 +9,7 @@ import numpy as np
 
 from dovetail.cluster.bounds import best_rates, parts_of
 from dovetail.cluster.inputs.prices import Prices
-from dovetail.cluster.inputs.setup import AdaptiveKinds, ClusterSetup
+from dovetail.cluster.inputs.setup import AdaptiveKinds, ClusterSetup, begins_s
 from dovetail.cluster.inputs.workload import Job
 from dovetail.cluster.policies.base import Floats, Ints, Policy
 
@@ -35,11 +35,6 @@ def figure(target: str, jct_s: Floats, arrival_s: Floats, due_s: Floats) -> floa
     return inf if found > 1e299 else found
 
 
-def begins_s(setup: ClusterSetup) -> float:
-    """The first arrival: a plan is paid for from then on, and its makespan counts from then."""
-    return min((job.arrival_s for job in setup.jobs), default=0.0) if isinstance(setup.jobs, list) else 0.0
-
-
 class MeasuredJobs:
     """The jobs of one seed that count: what they need of every type, and what they may take.
 
@@ -53,7 +48,7 @@ class MeasuredJobs:
         self.known = bool(jobs)
         self.ids: Ints = np.array([job.id for job in jobs], dtype=np.int64)
         self.names = [job.name for job in jobs]
-        self.begins_s = begins_s(setup)
+        self.begins_s = begins_s(setup.jobs)
         self.arrival_s: Floats = np.array([job.arrival_s for job in jobs]) - self.begins_s
         self.due_s: Floats = np.array([inf if job.due_s is None else job.due_s for job in jobs])
         self.width: Ints = np.array([job.width for job in jobs], dtype=np.int64)

@@ -6,6 +6,7 @@ A case depends on its number alone, so that a fault found in thousands of them c
 from __future__ import annotations
 
 from math import inf
+from operator import attrgetter
 from pathlib import Path
 from random import Random
 from tempfile import TemporaryDirectory
@@ -149,7 +150,7 @@ def _outages(rng: Random, counts: list[int]) -> list[Outage]:
             found.append(Outage(now_s, back_s, tuple(range(first, first + size))))
             now_s = back_s + 1.0
         first += size
-    return found
+    return sorted(found, key=attrgetter("at_s"))
 
 
 def _rules(rng: Random) -> RoundRules:
