@@ -42,6 +42,14 @@ def test_an_elastic_job_may_have_the_best_of_its_widths(make_setup: Make) -> Non
     assert least_makespan_s(setup, make("elastic_throughput")) == 100.0
 
 
+def test_a_bound_counts_from_the_first_arrival(make_setup: Make) -> None:
+    """Three jobs of 100 s on two accelerators; the last alone ends 110 s after the first arrival at the earliest."""
+    jobs = [Job(id=i, model="A", steps=400, arrival_s=5000.0 + 10 * (i == 2)) for i in range(3)]
+    setup = make_setup(jobs, counts=(2, 0))
+    assert least_makespan_s(setup, RIGID) == 150.0
+    assert least_makespan_s(setup, RIGID, anywhere=True) == 5110.0  # by the older rules
+
+
 def _envious(problem: Problem, share: np.ndarray) -> float:
     """Pair by pair."""
     found, n = 0, problem.jobs

@@ -62,7 +62,7 @@ def _every_plan(rows: list[dict[str, Any]], offers: dict[str, Any], policy: Any,
         run = cluster.simulate(loaded, policy, journal=False)
         paid = 0.0
         for name, offer in chosen.items():
-            all_day = offer["price_per_hour"] * offer["count"] * (run.figures.makespan_s - rows[0]["arrival_s"]) / 3600
+            all_day = offer["price_per_hour"] * offer["count"] * run.figures.makespan_s / 3600
             paid += run.outcome.cost_by_type[name] if offer.get("paid") == "held" else all_day
         found[counts] = (paid, _figure(target, rows, run.completion_s))
     return found

@@ -31,6 +31,7 @@ from dovetail.cluster.simulate import Checkpointing, run
 from dovetail.core.errors import DovetailError, InputError
 from dovetail.core.events import Arrived, Complete, Rows
 from dovetail.core.journal import open_journal
+from dovetail.report.data.collect import collect
 from tests.cluster.conftest import THROUGHPUTS, Make, Table
 
 NO_RESTART = RoundRules(restart_s=0.0)
@@ -96,6 +97,28 @@ def test_idle_time_before_an_arrival_is_not_billed(make_setup: Make, tmp_path: P
     outcome, _ = _run(make_setup(jobs), Table({0: [1, 0], 1: [1, 0]}), NO_RESTART, tmp_path)
     assert outcome.figures.makespan_s == 100_100.0
     assert outcome.figures.total_cost == pytest.approx(200 * 3.6 / 3600)
+
+
+@pytest.mark.parametrize("first_s", [0.0, 1e5, 1.7e9])
+def test_a_run_counts_from_its_first_arrival(make_setup: Make, tmp_path: Path, first_s: float) -> None:
+    jobs = [Job(id=0, model="A", steps=400, arrival_s=first_s), Job(id=1, model="A", steps=400, arrival_s=first_s + 50)]
+    setup, policy = make_setup(jobs, counts=(1, 0)), Table({0: [0.5, 0], 1: [0.5, 0]})
+    outcome, _ = _run(setup, policy, NO_RESTART, tmp_path)
+    assert (outcome.figures.makespan_s, outcome.bound_makespan_s) == (200.0, 200.0)
+    assert outcome.figures.utilization == 1.0
+    path = tmp_path / "counted.jsonl"
+    run(setup, policy, NO_RESTART, journal=path)
+    assert check_journal(path).counted["makespan_s"] == 200.0
+    shown = collect(path).figures
+    assert (shown.makespan_s, shown.devices[0].utilisation) == (200.0, 1.0)
+    assert run(setup, policy, ideal=True).figures.makespan_s == 250.0  # nobody takes what is left over
+
+
+def test_by_gavels_rules_a_run_counts_from_zero(make_setup: Make) -> None:
+    setup = make_setup([Job(id=0, model="A", steps=400, arrival_s=900.0)], counts=(1, 0))
+    found = run(setup, Table({0: [1, 0]}), compat=True)
+    assert (found.figures.makespan_s, found.bound_makespan_s) == (1000.0, 1000.0)
+    assert found.figures.utilization == 1.0  # idle gaps count as busy
 
 
 def test_what_can_never_run_is_told_although_servers_fail_for_ever(make_setup: Make) -> None:

@@ -76,10 +76,11 @@ def parts_of(steps: float, kind: int, phases: Sequence[tuple[float, int]] = ()) 
 
 
 def least_makespan_s(setup: ClusterSetup, policy: Policy, *, anywhere: bool = False) -> float:
-    """A lower bound of the makespan of jobs that are all known; 0 for jobs without end.
+    """A lower bound of the makespan of jobs that are all known, from the first arrival; 0 for jobs without end.
 
     A job cannot end before its arrival and its best time, and unless jobs share accelerators nobody can do more than
     all of them at their best for the work at hand. Jobs that can never run are sent away at once, and need nothing.
+    With `anywhere`, from 0 s, as by the older rules.
     """
     jobs = setup.jobs
     if not isinstance(jobs, list) or not jobs or setup.window is not None:
@@ -87,14 +88,15 @@ def least_makespan_s(setup: ClusterSetup, policy: Policy, *, anywhere: bool = Fa
     index = setup.throughputs.index()
     best, each = fastest(setup, policy, anywhere=anywhere)
     longest_s = work_s = 0.0
+    begins_s = 0.0 if anywhere else min(job.arrival_s for job in jobs)
     for job in jobs:
         kind = index.get((job.model, job.width), -1)
         if kind < 0:
             return 0.0
         if best[kind] > 0:
             parts = parts_of(job.steps, kind, [(end, index[of, job.width]) for end, of in job.phases])
-            longest_s = max(longest_s, job.arrival_s + sum(part / float(best[k]) for part, k in parts))
+            longest_s = max(longest_s, job.arrival_s - begins_s + sum(part / float(best[k]) for part, k in parts))
             work_s += sum(part / float(each[k]) for part, k in parts)
         else:
-            longest_s = max(longest_s, job.arrival_s)
+            longest_s = max(longest_s, job.arrival_s - begins_s)
     return longest_s if policy.packs else max(longest_s, work_s / float(setup.counts.sum()))

@@ -50,6 +50,7 @@ class ClusterFacts(Struct, kw_only=True):
     mode: JournalMode = "changes"
     clock: Clock = "rounds"
     bound_makespan_s: float = 0.0
+    from_first_arrival: bool = False  # what is counted over time; else from 0 s, as all was in older journals
     fastest: list[float] | None = None  # by kind: the most steps per second that a job can have
     entities: dict[str, float] = {}  # weights
     believed: list[list[list[float]]] | None = None  # pair rates that the policy went by at first
@@ -260,6 +261,7 @@ def header(
         window=setup.window,
         mode=mode if clock == "rounds" or live else "summary",
         clock=clock,
+        from_first_arrival=clock != "gavel",
         bound_makespan_s=0.0 if live else least_makespan_s(setup, policy, anywhere=anywhere),
         fastest=None if live else fastest(setup, policy, anywhere=anywhere)[0].tolist(),
         entities=setup.entities,

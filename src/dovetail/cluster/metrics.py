@@ -26,7 +26,7 @@ class ClusterFigures(Struct, kw_only=True):
     jobs: int
     completed: int
     rejected: int
-    makespan_s: float
+    makespan_s: float  # from the first arrival, as is all that is counted over time
     avg_jct_s: float
     bound_avg_jct_s: float  # if every job had had its best accelerators from its arrival on
     median_jct_s: float
@@ -98,12 +98,15 @@ class ClusterMetrics:
         fastest: Floats | None = None,
         details: RunDetails | None = None,
         live: ClusterFacts | None = None,
+        from_first_arrival: bool = True,
     ) -> None:
-        """With `live` facts: kinds, rates and accelerators become more as the run goes on, and no bound is known."""
+        """With `live` facts: kinds, rates and accelerators become more as the run goes on, and no bound is known. A run
+        is counted from its first arrival, or from 0 s."""
         self.details = details
         self._live = live
         self._closed = {"rejected": 0, "cancelled": 0, "given_up": 0}
         self._joined: list[tuple[int, float]] = []  # types of accelerators that joined, and when
+        self._begins_s = inf if from_first_arrival else 0.0
         self._ended_s = 0.0  # when the last lease or job ended
         self._types = types
         self._counts = counts
@@ -196,6 +199,7 @@ class ClusterMetrics:
 
     def _arrived(self, columns: dict[str, Any]) -> None:
         ids, at_s = np.asarray(columns["id"]), np.asarray(columns["at_s"], dtype=np.float64)
+        self._begins_s = min(self._begins_s, float(at_s.min()))
         self._grow(int(ids.max()) + 1)
         self._known = max(self._known, int(ids.max()) + 1)
         jobs = self._jobs
@@ -298,10 +302,11 @@ class ClusterMetrics:
         models: dict[str, list[float]] = {}
         for kind, time_s in zip(jobs["kind"][done].tolist(), jct.tolist(), strict=True):
             models.setdefault(self._kinds[kind][0], []).append(time_s)
-        span_s = self.now if self._live is None else self._ended_s  # a service stays when all is done
+        end_s = self.now if self._live is None else self._ended_s  # a service stays when all is done
+        span_s = max(end_s - self._begins_s, 0.0)
         capacity = self._counts * span_s
         for on, at_s in self._joined:
-            capacity[on] -= min(at_s, span_s)
+            capacity[on] -= min(max(at_s - self._begins_s, 0.0), span_s)
         use = np.divide(self._busy, capacity, out=np.zeros_like(self._busy), where=capacity > 0)
         total = float(capacity.sum())
         return ClusterFigures(
@@ -389,6 +394,7 @@ def metrics_for(facts: ClusterFacts) -> ClusterMetrics:
         fastest=fastest,
         details=RunDetails(facts.types, list(facts.entities), facts.window, facts.restart_s),
         live=facts if live else None,
+        from_first_arrival=facts.from_first_arrival,
     )
 
 

@@ -106,6 +106,7 @@ def run(
         charge_pairs_fully=compat,
         fastest=fastest(setup, policy, anywhere=compat)[0],
         details=RunDetails(setup.types, list(setup.entities), setup.window, rules.restart_s) if detailed else None,
+        from_first_arrival=not compat,
     )
     if compat:
         policy = by_older_rules(policy)

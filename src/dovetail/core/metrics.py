@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Sequence
+from math import inf
 from typing import Any
 
 from msgspec import Struct
@@ -137,14 +138,16 @@ class Metrics:
     Of a run that makes no sense it counts what does: an end of what never began is passed over.
     """
 
-    def __init__(self, pool: Pool) -> None:
+    def __init__(self, pool: Pool, *, from_first_arrival: bool = False) -> None:
+        """The length of a run, and the use of devices, count from its first arrival or from 0 s."""
         self._arrived: dict[str, tuple[float, float | None]] = {}
         self._running: dict[tuple[str, str], _Running] = {}
         self._batches: dict[int, int] = {}  # how many tasks of each batch run
         self._shared: dict[tuple[int, ...], _Sharing] = {}  # devices with slots, while any is taken
         self._counts = {"arrived": 0, "completed": 0, "rejected": 0, "late": 0, "failures": 0}
         self._switches, self._switch_s, self._loads, self._load_s = 0, 0.0, 0, 0.0
-        self._makespan = 0.0
+        self._begins_s = inf if from_first_arrival else 0.0
+        self._ended_s = 0.0
         self._response, self._wait, self._task_response, self._service = (array("d") for _ in range(4))
         self._pauses, self._resizes, self._paused_s = 0, 0, 0.0
         self._busy: list[float] = []
@@ -164,6 +167,7 @@ class Metrics:
                 self._finish(t, event, True)
             elif kind is Arrived:
                 self._counts["arrived"] += 1
+                self._begins_s = min(self._begins_s, t)
                 self._arrived[event.job] = (t, event.due_s)
             elif kind is Complete:
                 self._complete(t, event)
@@ -190,7 +194,7 @@ class Metrics:
         self._executions += [0] * devices
 
     def _complete(self, t: float, event: Complete) -> None:
-        self._makespan = max(self._makespan, t)
+        self._ended_s = max(self._ended_s, t)
         self._counts["completed"] += 1
         if event.job in self._arrived:
             arrived, due = self._arrived.pop(event.job)
@@ -301,7 +305,7 @@ class Metrics:
         if run is None:
             return
         start = run.start
-        self._makespan = max(self._makespan, t)
+        self._ended_s = max(self._ended_s, t)
         if good:
             self._kinds[start.kind] = self._kinds.get(start.kind, 0) + 1
             self._task_response.append(t - start.ready_s)
@@ -339,7 +343,7 @@ class Metrics:
         return not left
 
     def figures(self) -> Figures:
-        span = self._makespan
+        span = max(self._ended_s - self._begins_s, 0.0)
         devices = [
             DeviceFigures(i, self._executions[i], busy, self._setup[i], busy / span if span else 0.0)
             for i, busy in enumerate(self._busy)

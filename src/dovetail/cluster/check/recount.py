@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from math import inf
 from typing import Any
 
 import numpy as np
@@ -26,7 +27,8 @@ class BoundRecount:
 
     def __init__(self, header: Header, facts: ClusterFacts, faults: Findings) -> None:
         self._facts, self._faults = facts, faults
-        self._longest_s = self._work_s = 0.0
+        self._last_s = self._work_s = 0.0
+        self._begins_s = inf if facts.from_first_arrival else 0.0
         self._best: Floats | None = None if facts.fastest is None else np.array(facts.fastest)
         self._each: Floats | None = None
         self._packs = True
@@ -50,7 +52,8 @@ class BoundRecount:
         phases = columns.get("phases") or [()] * len(columns["id"])
         for kind, steps, at_s, changes in zip(columns["kind"], columns["steps"], columns["at_s"], phases, strict=True):
             parts = [each for each in parts_of(steps, kind, changes) if best[kind] > 0 and best[each[1]] > 0]
-            self._longest_s = max(self._longest_s, at_s + sum(part / float(best[of]) for part, of in parts))
+            self._begins_s = min(self._begins_s, at_s)
+            self._last_s = max(self._last_s, at_s + sum(part / float(best[of]) for part, of in parts))
             if self._each is not None:
                 self._work_s += sum(part / float(self._each[of]) for part, of in parts)
 
@@ -59,7 +62,7 @@ class BoundRecount:
         claimed_s = self._facts.bound_makespan_s
         if not claimed_s or self._best is None:
             return
-        least_s = self._longest_s
+        least_s = max(self._last_s - self._begins_s, 0.0)
         if not self._packs:
             least_s = max(least_s, self._work_s / max(sum(self._facts.counts), 1))
         slack_s = _SLACK * max(least_s, 1.0)

@@ -226,7 +226,7 @@ class PlanSearch:
         """What is paid from the first arrival until all is done."""
         assert isinstance(setup.prices, Prices)
         first_s = begins_s(setup.jobs)
-        before, until = (setup.prices.paid_until(t) for t in (first_s, outcome.figures.makespan_s))
+        before, until = (setup.prices.paid_until(t) for t in (first_s, first_s + outcome.figures.makespan_s))
         always = dict(zip(setup.types, (until - before) * setup.counts, strict=True))
         held = dict(zip(self._spec.types, self._held, strict=True))
         return float(sum(outcome.cost_by_type[name] if held[name] else always[name] for name in setup.types))

@@ -50,7 +50,7 @@ class Check:
     ) -> None:
         self.faults = faults if faults is not None else Findings()
         self._header = header
-        self._metrics = Metrics(header.pool)
+        self._metrics = Metrics(header.pool, from_first_arrival=header.from_first_arrival)
         self._followers = (self._metrics, *followers)
         self._bounds_hold = bounds_hold
         self._t = -inf

@@ -61,6 +61,11 @@ class Header(Struct, frozen=True, kw_only=True):
         count = self.facts.get("asked")
         return count if type(count) is int and count >= 0 else None
 
+    @property
+    def from_first_arrival(self) -> bool:
+        """Whether the run's length counts from its first arrival and not from 0 s: `facts.from_first_arrival`."""
+        return self.facts.get("from_first_arrival") is True
+
     def unfinished(self, completed: int, open_jobs: int) -> int:
         """How many jobs a run that did not end left undone."""
         return open_jobs if self.asked is None else max(self.asked - completed, 0)

@@ -140,7 +140,8 @@ class Run:
     @cached_property
     def metrics(self) -> dict[str, Any]:
         """The figures of a run that was read back: those at the end of its journal; recounted if it has none."""
-        figures, end = Metrics(self.header.pool), dict[str, Any]()
+        figures = Metrics(self.header.pool, from_first_arrival=self.header.from_first_arrival)
+        end: dict[str, Any] = {}
         for n, t, events in self._reader.steps():
             figures.step(n, t, events)
             end = next((event.summary for event in events if isinstance(event, Ended)), end)

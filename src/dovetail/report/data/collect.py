@@ -191,7 +191,7 @@ class _Collector:
         self._reader = reader
         self._pool = reader.header.pool
         self._from, self._to = from_s, to_s
-        self._metrics = Metrics(self._pool)
+        self._metrics = Metrics(self._pool, from_first_arrival=reader.header.from_first_arrival)
         self._by_round = reader.in_rounds
         self._window = _window(reader.header.facts) if self._by_round else None
         self._unmeasured: set[str] = set()  # jobs outside the window
