@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+import random
 import re
 from collections.abc import Sequence
 from dataclasses import replace
@@ -24,6 +25,7 @@ from dovetail.cluster.inputs.workload import Job
 from dovetail.cluster.metrics import ClusterResult
 from dovetail.cluster.policies import make
 from dovetail.cluster.policies.base import Allocation, Problem
+from dovetail.cluster.rounding import stimuli
 from dovetail.cluster.rounding.active import Active
 from dovetail.cluster.rounds import Rounds, scheduler_for
 from dovetail.cluster.rules import RoundRules
@@ -374,6 +376,39 @@ def test_what_happens_after_a_checkpoint_was_loaded_is_not_forgotten_when_a_job_
     again.on[0] = 1
     again.append(columns | {"id": [1]}, widths, 0.0)
     assert again.on.tolist() == [1, -1]
+
+
+def test_a_checkpoint_of_other_failures_is_refused(make_setup: Make, tmp_path: Path) -> None:
+    saving = Checkpointing(tmp_path / "saved", every_rounds=1, resume=True)
+    job, policy = Job(id=0, model="A", steps=90_000), Table({0: [1, 0]})
+    run(make_setup([job], outages=[Outage(900.0, 950.0, (0,))]), policy, saving=saving)
+    for outages in ([], [Outage(900.0, 990.0, (0,))]):
+        with pytest.raises(InputError, match="checkpoint is of another run: its failures are not these"):
+            run(make_setup([job], outages=outages), policy, saving=saving)
+
+
+def test_outages_that_go_back_in_time_are_refused(make_setup: Make) -> None:
+    outages = [Outage(at_s, at_s + 9.0, (0,)) for at_s in (100.0, 500.0, 150.0)]
+    with pytest.raises(InputError, match="expected them in order of time, found 150 s after 500 s"):
+        run(make_setup([Job(id=0, model="A", steps=9000)], outages=outages), Table({0: [1, 0]}))
+
+
+def test_a_run_in_which_servers_only_fail_is_refused(make_setup: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(stimuli, "_MOST_FAILURES", 50)
+    outages = [Outage(5.0 + 9.0 * k, 13.0 + 9.0 * k, (0, 1, 2, 3)) for k in range(200)]
+    setup = make_setup([Job(id=0, model="A", steps=9000)], outages=outages)
+    with pytest.raises(InputError, match="servers failed 51 times while no job came or got done"):
+        run(setup, Table({0: [1, 0]}))
+
+
+@pytest.mark.parametrize("first_s", [0.0, 1.7e9 + 0.37])
+def test_bounds_hold_whenever_jobs_come(make_setup: Make, tmp_path: Path, first_s: float) -> None:
+    for seed in range(10):
+        rng = random.Random(seed)
+        times = sorted(first_s + rng.uniform(0, 60) for _ in range(rng.randint(1, 8)))
+        jobs = [Job(id=i, model="A", steps=rng.uniform(5, 60), arrival_s=at_s) for i, at_s in enumerate(times)]
+        run(make_setup(jobs), make("fifo"), name="fifo", journal=tmp_path / "run.jsonl")
+        assert check_journal(tmp_path / "run.jsonl").valid
 
 
 def test_a_refused_checkpoint_leaves_the_journal_as_it_is(make_setup: Make, tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from dataclasses import replace
+from operator import attrgetter
 from pathlib import Path
 from random import Random
 
@@ -40,7 +41,7 @@ def failing(case: ClusterCase, journal: Path, seed: int) -> ClusterSetup:
                     last_s = at_s + rng.choice((0.0, 90.0, case.rules.round_s))
                     found.append(Outage(at_s, last_s, devices))
         first += count
-    return replace(setup, outages=found)
+    return replace(setup, outages=sorted(found, key=attrgetter("at_s")))
 
 
 def broken_rules(story: JobStory, lost: int, text: str) -> list[str]:
@@ -92,6 +93,7 @@ def test_a_server_fails_as_one(policy: str, tmp_path: Path) -> None:
                         assert not (at_s == t and devices & down), (seed, t, job)  # it began where it fails now
         assert all(len(each) == 1 for each in steps.values()), seed
         assert sum(map(len, failures.values())) <= sum(len(each.devices) for each in setup.outages)
+        assert failures.keys() <= {each.at_s for each in setup.outages}, seed
         counted["wide"] += sum(len(each) > 1 for each in failures.values())
         counted["lost"] += sum(lost.values())
         for job in sorted(lost)[:3]:

@@ -26,7 +26,7 @@ class ClusterFigures(Struct, kw_only=True):
     jobs: int
     completed: int
     rejected: int
-    makespan_s: float  # from the first arrival, as is all that is counted over time
+    makespan_s: float  # from the first arrival, or by the older rules from 0 s, as is all that is counted over time
     avg_jct_s: float
     bound_avg_jct_s: float  # if every job had had its best accelerators from its arrival on
     median_jct_s: float

@@ -321,14 +321,14 @@ def _show(
     y: str,
     by: str = "policy",
 ) -> int:
-    if out is not None:
-        found.plot(x, y, by=by).save(out)
     if format == "json":
         print_json(found.rows)
-        return 0
-    print_table(names, rows)
-    for note in found.notes:
-        print(f"\nnote: {note}")
-    if out is not None:
-        print(f"\nPicture written to {out}")
+    else:
+        print_table(names, rows)
+        for note in found.notes:
+            print(f"\nnote: {note}")
+    if out is not None:  # the last: it may not be possible, and took long
+        found.plot(x, y, by=by).save(out)
+        if format != "json":
+            print(f"\nPicture written to {out}")
     return 0

@@ -27,7 +27,7 @@ class BoundRecount:
 
     def __init__(self, header: Header, facts: ClusterFacts, faults: Findings) -> None:
         self._facts, self._faults = facts, faults
-        self._last_s = self._work_s = 0.0
+        self._longest_s = self._work_s = 0.0
         self._begins_s = inf if facts.from_first_arrival else 0.0
         self._best: Floats | None = None if facts.fastest is None else np.array(facts.fastest)
         self._each: Floats | None = None
@@ -50,10 +50,11 @@ class BoundRecount:
 
     def _see(self, columns: dict[str, Any], best: Floats) -> None:
         phases = columns.get("phases") or [()] * len(columns["id"])
+        self._begins_s = min(self._begins_s, *columns["at_s"])
         for kind, steps, at_s, changes in zip(columns["kind"], columns["steps"], columns["at_s"], phases, strict=True):
             parts = [each for each in parts_of(steps, kind, changes) if best[kind] > 0 and best[each[1]] > 0]
-            self._begins_s = min(self._begins_s, at_s)
-            self._last_s = max(self._last_s, at_s + sum(part / float(best[of]) for part, of in parts))
+            ends_s = at_s - self._begins_s + sum(part / float(best[of]) for part, of in parts)
+            self._longest_s = max(self._longest_s, ends_s)
             if self._each is not None:
                 self._work_s += sum(part / float(self._each[of]) for part, of in parts)
 
@@ -62,7 +63,7 @@ class BoundRecount:
         claimed_s = self._facts.bound_makespan_s
         if not claimed_s or self._best is None:
             return
-        least_s = max(self._last_s - self._begins_s, 0.0)
+        least_s = self._longest_s
         if not self._packs:
             least_s = max(least_s, self._work_s / max(sum(self._facts.counts), 1))
         slack_s = _SLACK * max(least_s, 1.0)

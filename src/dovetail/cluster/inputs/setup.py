@@ -61,7 +61,7 @@ class ClusterSetup:
     jobs: Iterable[Job]
     window: tuple[int, int] | None = None
     entities: dict[str, float] = field(default_factory=dict)  # weight of each entity
-    outages: Iterable[Outage] = ()  # in order of time; maybe without end
+    outages: Iterable[Outage] = ()  # in order of time, maybe without end, the same each time
     restarts: Floats | None = None  # seconds by kind and type; nan: what the rules say
     restarts_ahead: Floats | None = None  # of starts that were planned ahead; nan: what other starts cost
     adaptive: AdaptiveKinds | None = None  # jobs whose rate depends on batch, placement and progress

@@ -147,16 +147,16 @@ class Market:
         missing_s = np.where(hopeless, self.must_save_s - (share * self.saves_s).sum(axis=1), 0.0)
         missing_s[promised] = found[missing : missing + len(ones)] * horizon_s
         bought, sold, swapped = np.split(found[last + 1 :], [types, 2 * types])
-        prices = MarketOutcome(
+        outcome = MarketOutcome(
             price=lp.row_prices()[capacity : capacity + types],
             traded=bought - sold,
             longest_s=float(found[last] * horizon_s),
             swapped=swapped,
         )
         value = solution.value - float(self.late_costs[hopeless] @ self.must_save_s[hopeless])
-        return share, value, missing_s, prices
+        return share, value, missing_s, outcome
 
-    def outcome(self, share: Floats) -> tuple[float, Floats]:
+    def value_of(self, share: Floats) -> tuple[float, Floats]:
         """The value of shares, and the seconds that are missing to promises."""
         saved_s = (share * self.saves_s).sum(axis=1)
         missing_s = np.maximum(self.must_save_s - saved_s, 0.0)

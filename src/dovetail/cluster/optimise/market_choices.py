@@ -11,12 +11,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
-from dovetail.cluster.optimise.market import POINTS, Market, worth
+from dovetail.cluster.optimise.market import POINTS, Bools, Market, worth
 from dovetail.cluster.policies.base import Floats, Ints
 
-Bools = NDArray[np.bool_]
 SLOPES = np.diff(worth(POINTS)) / np.diff(POINTS)
 TIE = 1e-9  # prices that differ by less are equal
 NUDGE = 1e-9  # of a job: nearer than this, a bend is reached

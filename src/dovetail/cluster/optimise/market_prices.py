@@ -62,7 +62,7 @@ class MarketPrices:
         if (market.width @ share > market.counts + LOOSE).any() or (share.sum(axis=1) > 1 + LOOSE).any():
             raise NoAnswerError("what jobs choose at these prices is more than there is")
         self._price, self._spare_s = search.price, search.longest_s - search.least_s
-        value, missing_s = market.outcome(share)
+        value, missing_s = market.value_of(share)
         return share, value, missing_s
 
 

@@ -167,7 +167,7 @@ class RunningJobs:
             row = leases.rows([job])
             beside = int(jobs.beside[row[0]])
             leases.stop(ends[job], row, found)
-            if beside >= 0 and beside not in ends:
+            if beside >= 0 and beside not in ends and not self._fails(beside):
                 other = leases.rows([beside])
                 on = jobs.on[other]
                 leases.stop(now, other, found, {beside})

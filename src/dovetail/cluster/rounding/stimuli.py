@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from heapq import heappop, heappush
-from itertools import islice
 from math import inf
 from typing import Any
 from zlib import crc32
@@ -16,6 +15,8 @@ from dovetail.cluster.inputs.workload import Job
 from dovetail.cluster.rounding import records
 from dovetail.core.errors import InputError
 from dovetail.core.events import Rows
+
+_MOST_FAILURES = 100_000  # while nobody comes or gets done
 
 
 class Stimuli:
@@ -29,9 +30,10 @@ class Stimuli:
         self._next = self._draw()
         self._open = set(range(*setup.window)) if setup.window else None
         self._outages: Iterator[Outage] = iter(setup.outages)
-        self._outages_drawn = 0
-        self._coming: list[tuple[float, int, int]] = []  # when, what and which device, of the outages drawn so far
-        self._down = 0
+        self._outages_drawn = self._outages_seen = 0
+        self._last_outage_s = -inf
+        self._coming: list[tuple[float, int, int, bool]] = []  # when, what, which device, and whether it comes back
+        self._down = self._failures = 0
         self._next_outage = self._draw_outage()
         self.price_until = -inf
 
@@ -41,8 +43,15 @@ class Stimuli:
         return job
 
     def _draw_outage(self) -> Outage | None:
-        self._outages_drawn += 1
-        return next(self._outages, None)
+        outage = next(self._outages, None)
+        self._outages_drawn, self._outages_seen = self._outages_drawn + 1, _outage_seen(outage, self._outages_seen)
+        if outage is not None:
+            if outage.at_s < self._last_outage_s:
+                raise InputError(
+                    f"outages: expected them in order of time, found {outage.at_s:g} s after {self._last_outage_s:g} s"
+                )
+            self._last_outage_s = outage.at_s
+        return outage
 
     def __getstate__(self) -> dict[str, Any]:
         """For a checkpoint: without the setup, which is given again."""
@@ -51,13 +60,15 @@ class Stimuli:
     def take_up(self, setup: ClusterSetup) -> None:
         """Go on with the same setup after a checkpoint was loaded: what was drawn before is passed over."""
         self._setup, self._kinds = setup, JobKinds(setup)
-        self._outages = islice(setup.outages, self._outages_drawn, None)
-        self._jobs = iter(setup.jobs)
-        seen = 0
+        self._jobs, self._outages = iter(setup.jobs), iter(setup.outages)
+        seen = failed = 0
         for _ in range(self._drawn):
             seen = _also_seen(next(self._jobs, None), seen)
-        if seen != self._seen:
-            raise InputError("the checkpoint is of another run: its jobs are not these")
+        for _ in range(self._outages_drawn):
+            failed = _outage_seen(next(self._outages, None), failed)
+        for what, same in (("jobs", seen == self._seen), ("failures", failed == self._outages_seen)):
+            if not same:
+                raise InputError(f"the checkpoint is of another run: its {what} are not these")
 
     @property
     def arrival_s(self) -> float:
@@ -72,15 +83,16 @@ class Stimuli:
             # What is back comes before what fails then; an outage of no time ends after it began.
             back = 2 if outage.until_s == outage.at_s else 0
             for device in outage.devices:
-                heappush(self._coming, (outage.at_s, 1, device))
-                heappush(self._coming, (outage.until_s, back, device))
+                heappush(self._coming, (outage.at_s, 1, device, outage.until_s < inf))
+                if outage.until_s < inf:
+                    heappush(self._coming, (outage.until_s, back, device, True))
             self._next_outage = self._draw_outage()
         return self._coming[0][0] if self._coming else inf
 
     @property
     def awaits_repair(self) -> bool:
         """Whether a device is down that comes back."""
-        return self._down > 0 and self.outage_s < inf
+        return self._down > 0
 
     @property
     def complete(self) -> bool:
@@ -88,7 +100,14 @@ class Stimuli:
         return self._open is not None and not self._open
 
     def close(self, rows: Sequence[Rows]) -> None:
-        """See which jobs are done, or will never be."""
+        """See which jobs are done, or will never be. Who loses all that is done between two failures never is."""
+        told = {one.of for one in rows}
+        self._failures = 0 if told & {"arrived", "completed", "rejected"} else self._failures + ("failed" in told)
+        if self._failures > _MOST_FAILURES:
+            raise InputError(
+                f"cluster: servers failed {self._failures:,} times while no job came or got done: jobs never run long "
+                "enough to keep what they did (failure_s)"
+            )
         if self._open is not None:
             for one in rows:
                 if one.of in ("completed", "rejected"):
@@ -121,13 +140,19 @@ class Stimuli:
         """The devices that have failed or come back by now: what does so at one instant does so together."""
         found: list[Rows] = []
         while self.outage_s <= now:
-            _, what, device = heappop(self._coming)
-            self._down += 1 if what == 1 else -1
+            _, what, device, returns = heappop(self._coming)
+            self._down += int(returns) if what == 1 else -1
             of = "failed" if what == 1 else "mended"
             if not found or found[-1].of != of:
                 found.append(Rows(of, {"device": []}))
             found[-1].columns["device"].append(device)
         return found
+
+
+def _outage_seen(outage: Outage | None, before: int) -> int:
+    """The same for outages."""
+    facts = None if outage is None else (outage.at_s, outage.until_s, outage.devices)
+    return crc32(repr(facts).encode(), before)
 
 
 def _also_seen(job: Job | None, before: int) -> int:

@@ -33,7 +33,7 @@ def entity_shares(reader: Reader, parts: int) -> list[dict[str, Any]]:
     leases = _Leases(reader, len(facts.types))
     if not leases.end_s:
         raise InputError(f"{reader.path}: expected jobs that ran, found a run of 0 s")
-    edges = np.linspace(0.0, leases.end_s, parts + 1)
+    edges = np.linspace(leases.first_s if facts.from_first_arrival else 0.0, leases.end_s, parts + 1)
     weights = np.array(list(facts.entities.values()))
     held, done = np.zeros((2, len(weights), parts))
     for entity in range(len(weights)):
@@ -76,7 +76,7 @@ class _Leases:
         wide: dict[int, int] = {}  # accelerators that a job holds
         self._stay: dict[int, tuple[float, float]] = {}
         found: list[tuple[int, int, float, float, float, float]] = []
-        self.end_s = 0.0
+        self.first_s, self.end_s = inf, 0.0
         for _, t, events in sound_steps(reader, types):
             self.end_s = max(self.end_s, t)
             for rows in events:
@@ -84,6 +84,7 @@ class _Leases:
                     continue
                 columns = rows.columns
                 if rows.of == "arrived":
+                    self.first_s = min(self.first_s, *columns["at_s"])
                     whose = columns.get("entity") or [0] * len(columns["id"])
                     for job, as_kind, of, at_s in zip(
                         columns["id"], columns["kind"], whose, columns["at_s"], strict=True

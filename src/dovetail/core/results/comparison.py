@@ -51,7 +51,9 @@ class Comparison:
         """The row with the least value of a figure."""
         known = [row for row in self.rows if isinstance(row.get(key), int | float) and row[key] == row[key]]
         if not known:
-            raise InputError(f"no row has a figure {key!r}{did_you_mean(key, columns_of(self.rows))}")
+            why = next((f": {row['reason']}" for row in self.rows if row.get("reason")), "")
+            hint = why if key in columns_of(self.rows) else did_you_mean(key, columns_of(self.rows))
+            raise InputError(f"no row has a value of {key!r}{hint}")
         return min(known, key=lambda row: float(row[key]))
 
     def plot(self, x: str, y: str, by: str | None = None) -> Picture:
