@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from dovetail.cluster.goodput.application import Application
-from dovetail.cluster.inputs.setup import AdaptiveKinds, ClusterSetup
+from dovetail.cluster.inputs.setup import AdaptiveKinds, ClusterSetup, begins_s
 from dovetail.cluster.policies.base import Floats, Ints, Policy
 
 
@@ -88,15 +88,15 @@ def least_makespan_s(setup: ClusterSetup, policy: Policy, *, anywhere: bool = Fa
     index = setup.throughputs.index()
     best, each = fastest(setup, policy, anywhere=anywhere)
     longest_s = work_s = 0.0
-    begins_s = 0.0 if anywhere else min(job.arrival_s for job in jobs)
+    first_s = 0.0 if anywhere else begins_s(jobs)
     for job in jobs:
         kind = index.get((job.model, job.width), -1)
         if kind < 0:
             return 0.0
         if best[kind] > 0:
             parts = parts_of(job.steps, kind, [(end, index[of, job.width]) for end, of in job.phases])
-            longest_s = max(longest_s, job.arrival_s - begins_s + sum(part / float(best[k]) for part, k in parts))
+            longest_s = max(longest_s, job.arrival_s - first_s + sum(part / float(best[k]) for part, k in parts))
             work_s += sum(part / float(each[k]) for part, k in parts)
         else:
-            longest_s = max(longest_s, job.arrival_s - begins_s)
+            longest_s = max(longest_s, job.arrival_s - first_s)
     return longest_s if policy.packs else max(longest_s, work_s / float(setup.counts.sum()))

@@ -199,7 +199,8 @@ class ClusterMetrics:
 
     def _arrived(self, columns: dict[str, Any]) -> None:
         ids, at_s = np.asarray(columns["id"]), np.asarray(columns["at_s"], dtype=np.float64)
-        self._begins_s = min(self._begins_s, float(at_s.min()))
+        if self._begins_s == inf:  # jobs come in order of time
+            self._begins_s = float(at_s.min())
         self._grow(int(ids.max()) + 1)
         self._known = max(self._known, int(ids.max()) + 1)
         jobs = self._jobs

@@ -155,7 +155,11 @@ class Rounds(RunningJobs):
         due = now >= self.next_round_s or not self.rules.inside
         begins = due and (bool(rest) or not at_once)
         freed: set[int] = set()  # types that have free accelerators, for whoever waits
-        self._failing = {device for rows in at_once if rows.of == "failed" for device in rows.columns["device"]}
+        if self._failing:
+            self._failing = set()
+        for rows in at_once:
+            if rows.of == "failed":
+                self._failing.update(rows.columns["device"])
         for rows in at_once:
             freed |= self._see(rows, now, found)
         if self._reverting:
@@ -405,20 +409,25 @@ class Rounds(RunningJobs):
     def _inside(self, freed: set[int], rest: Sequence[Rows], now: float, found: list[Rows]) -> None:
         """Who may have what is free now: jobs that lost their devices first, then who waits for what others left, then
         who comes. A strict policy is asked, once."""
-        rows = self._leases.rows(sorted(self._homeless)).tolist()
-        homeless = [row for row in rows if self.jobs.on[row] < 0 and row not in self._done]
+        homeless: list[int] = []
+        if self._homeless:
+            rows = self._leases.rows(sorted(self._homeless)).tolist()
+            homeless = [row for row in rows if self.jobs.on[row] < 0 and row not in self._done]
         strict = self.mechanism.policy.strict
-        if not strict:
+        if homeless and not strict:
             self._let_in(homeless, now, found)
+        if freed and not strict:
             self._refill(freed, now, found)
-        first = len(self.jobs)
-        self._see_prices(rest, found)
-        self._arrive(rest, now, found)
-        came = range(first, len(self.jobs))
-        if not strict:
-            self._let_in(came, now, found)
-        elif homeless or came or (freed and self.rules.inside):
+        came = range(0)
+        if rest:
+            first = len(self.jobs)
+            self._see_prices(rest, found)
+            self._arrive(rest, now, found)
+            came = range(first, len(self.jobs))
+        if strict and (homeless or came or (freed and self.rules.inside)):
             self._redo(now, found)
+        elif came:
+            self._let_in(came, now, found)
         for each in rest:
             if each.of == "due":
                 found.append(each)
@@ -437,7 +446,7 @@ class Rounds(RunningJobs):
 
     def _refill(self, types: set[int], now: float, found: list[Rows]) -> None:
         """Accelerators of these types are free inside a round."""
-        if not types or not self.rules.inside:
+        if not self.rules.inside:
             return
         if self._next is not None:
             self._begin_early(self._next, now, found)

@@ -106,9 +106,9 @@ class RoundsInVirtualTime(VirtualTime):
     def _inside(self) -> bool:
         """What happens next before the next round, all of one instant; whether something did."""
         rounds, stimuli = self.rounds, self.stimuli
-        end = rounds.next_end_s()
-        goes_on = rounds.busy or stimuli.arrival_s < inf  # what fails after the last end is no part of the run
-        outage = stimuli.outage_s if goes_on else inf
+        end, outage = rounds.next_end_s(), stimuli.outage_s
+        if outage < inf and not rounds.busy and stimuli.arrival_s == inf:
+            outage = inf  # what fails after the last end is no part of the run
         arrival = stimuli.arrival_s if rounds.rules.inside else inf
         plan = rounds.plan_s
         at = min(end, outage, arrival, plan)

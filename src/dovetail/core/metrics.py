@@ -146,7 +146,8 @@ class Metrics:
         self._shared: dict[tuple[int, ...], _Sharing] = {}  # devices with slots, while any is taken
         self._counts = {"arrived": 0, "completed": 0, "rejected": 0, "late": 0, "failures": 0}
         self._switches, self._switch_s, self._loads, self._load_s = 0, 0.0, 0, 0.0
-        self._begins_s = inf if from_first_arrival else 0.0
+        self._from_first_arrival = from_first_arrival
+        self._first_s = inf
         self._ended_s = 0.0
         self._response, self._wait, self._task_response, self._service = (array("d") for _ in range(4))
         self._pauses, self._resizes, self._paused_s = 0, 0, 0.0
@@ -167,7 +168,7 @@ class Metrics:
                 self._finish(t, event, True)
             elif kind is Arrived:
                 self._counts["arrived"] += 1
-                self._begins_s = min(self._begins_s, t)
+                self._first_s = min(self._first_s, t)
                 self._arrived[event.job] = (t, event.due_s)
             elif kind is Complete:
                 self._complete(t, event)
@@ -343,7 +344,8 @@ class Metrics:
         return not left
 
     def figures(self) -> Figures:
-        span = max(self._ended_s - self._begins_s, 0.0)
+        begins_s = self._first_s if self._from_first_arrival else 0.0
+        span = max(self._ended_s - begins_s, 0.0)
         devices = [
             DeviceFigures(i, self._executions[i], busy, self._setup[i], busy / span if span else 0.0)
             for i, busy in enumerate(self._busy)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
+from operator import attrgetter
 from typing import Protocol
 
 import msgspec
@@ -99,7 +100,7 @@ class ClusterSetup:
 
 def begins_s(jobs: Iterable[Job]) -> float:
     """The first arrival, from which all is counted; jobs without end begin at 0 s."""
-    return min((job.arrival_s for job in jobs), default=0.0) if isinstance(jobs, list) else 0.0
+    return min(map(attrgetter("arrival_s"), jobs), default=0.0) if isinstance(jobs, list) else 0.0
 
 
 class JobKinds:

@@ -100,14 +100,9 @@ class Stimuli:
         return self._open is not None and not self._open
 
     def close(self, rows: Sequence[Rows]) -> None:
-        """See which jobs are done, or will never be. Who loses all that is done between two failures never is."""
-        told = {one.of for one in rows}
-        self._failures = 0 if told & {"arrived", "completed", "rejected"} else self._failures + ("failed" in told)
-        if self._failures > _MOST_FAILURES:
-            raise InputError(
-                f"cluster: servers failed {self._failures:,} times while no job came or got done: jobs never run long "
-                "enough to keep what they did (failure_s)"
-            )
+        """See which jobs are done, or will never be."""
+        if self._failures and any(one.of in ("arrived", "completed", "rejected") for one in rows):
+            self._failures = 0
         if self._open is not None:
             for one in rows:
                 if one.of in ("completed", "rejected"):
@@ -137,7 +132,8 @@ class Stimuli:
         return [Rows("prices", columns)]
 
     def outages(self, now: float) -> list[Rows]:
-        """The devices that have failed or come back by now: what does so at one instant does so together."""
+        """The devices that have failed or come back by now: what does so at one instant does so together. If that is
+        all that happens, for ever, nobody gets done."""
         found: list[Rows] = []
         while self.outage_s <= now:
             _, what, device, returns = heappop(self._coming)
@@ -146,6 +142,12 @@ class Stimuli:
             if not found or found[-1].of != of:
                 found.append(Rows(of, {"device": []}))
             found[-1].columns["device"].append(device)
+        self._failures += any(rows.of == "failed" for rows in found)
+        if self._failures > _MOST_FAILURES:
+            raise InputError(
+                f"cluster: servers failed {self._failures:,} times while no job came or got done: jobs never run long "
+                "enough to keep what they did (failure_s)"
+            )
         return found
 
 
