@@ -399,6 +399,8 @@ def test_a_run_in_which_servers_only_fail_is_refused(make_setup: Make, monkeypat
     setup = make_setup([Job(id=0, model="A", steps=9000)], outages=outages)
     with pytest.raises(InputError, match="servers failed 51 times while no job came or got done"):
         run(setup, Table({0: [1, 0]}))
+    late = replace(setup, jobs=[Job(id=0, model="A", steps=400, arrival_s=3000.0)])  # nobody is there meanwhile
+    assert run(late, Table({0: [1, 0]})).figures.completed == 1
 
 
 @pytest.mark.parametrize("first_s", [0.0, 1.7e9 + 0.37])

@@ -100,7 +100,7 @@ class RoundsInVirtualTime(VirtualTime):
         begins_s = max(self.now, self.rounds.rules.begins_s(stimuli.arrival_s))
         while stimuli.outage_s <= begins_s:
             self.now = max(self.now, stimuli.outage_s)
-            self.tell(self.rounds.handle(stimuli.outages(self.now), self.now))
+            self.tell(self.rounds.handle(stimuli.outages(self.now, busy=False), self.now))
         self.now = begins_s
 
     def _inside(self) -> bool:

@@ -131,9 +131,9 @@ class Stimuli:
             columns["until_s"] = [self.price_until]
         return [Rows("prices", columns)]
 
-    def outages(self, now: float) -> list[Rows]:
+    def outages(self, now: float, busy: bool = True) -> list[Rows]:
         """The devices that have failed or come back by now: what does so at one instant does so together. If that is
-        all that happens, for ever, nobody gets done."""
+        all that happens while jobs are there, for ever, nobody gets done."""
         found: list[Rows] = []
         while self.outage_s <= now:
             _, what, device, returns = heappop(self._coming)
@@ -142,7 +142,7 @@ class Stimuli:
             if not found or found[-1].of != of:
                 found.append(Rows(of, {"device": []}))
             found[-1].columns["device"].append(device)
-        self._failures += any(rows.of == "failed" for rows in found)
+        self._failures += busy and any(rows.of == "failed" for rows in found)
         if self._failures > _MOST_FAILURES:
             raise InputError(
                 f"cluster: servers failed {self._failures:,} times while no job came or got done: jobs never run long "
