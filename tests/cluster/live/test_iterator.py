@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 import os
+import pickle
 import random
 import signal
 import subprocess
@@ -617,3 +619,11 @@ print(random.random())
         for code in (saves, resumes)
     ]
     assert told[0] == told[1] != ""
+
+
+def test_a_copy_is_one_of_its_own() -> None:
+    """As of a loader that is handed to a process which is not forked."""
+    batches = LeaseIterator(range(3))
+    for again in (pickle.loads(pickle.dumps(batches)), copy.deepcopy(batches)):
+        assert list(again) == [0, 1, 2]
+    assert batches.steps == 0

@@ -27,6 +27,8 @@ _COMMIT_S = 600.0  # to copy a checkpoint takes its time
 _REFUSED_S = 0.05
 _ORPHAN_S = 3600.0
 
+_forking = threading.local()  # the signals that a thread held back before it forked; not of a lease: that is copied
+
 
 class CheckpointRefusedError(DovetailError):
     """What was saved is not the job's checkpoint: the lease was another's by then, or the disk is full."""
@@ -69,7 +71,6 @@ class TrainingLease:
         self._told_to_stop = self._asked_to_stop = self._finished = self._completion_told = self._left = False
         if threading.current_thread() is threading.main_thread() and signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:
             signal.signal(signal.SIGTERM, self._terminate)
-            self._forking = threading.local()
             os.register_at_fork(
                 before=self._before_fork, after_in_parent=self._after_fork, after_in_child=self._after_fork_in_child
             )
@@ -187,10 +188,10 @@ class TrainingLease:
 
     def _before_fork(self) -> None:
         """What a child is told while it still has this process's handler would be lost: it waits."""
-        self._forking.mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
+        _forking.mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
 
     def _after_fork(self) -> None:
-        signal.pthread_sigmask(signal.SIG_SETMASK, self._forking.mask)
+        signal.pthread_sigmask(signal.SIG_SETMASK, _forking.mask)
 
     def _after_fork_in_child(self) -> None:
         """Processes that the program forks end at once: who ends a pool of them waits for it."""
