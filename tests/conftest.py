@@ -78,6 +78,8 @@ def same_signals() -> Iterator[None]:
     signal.signal(signal.SIGINT, signal.default_int_handler)
     yield
     assert _is_caught(signal.SIGINT), "the next Ctrl-C kills this process without a word"
+    held = signal.pthread_sigmask(signal.SIG_BLOCK, ()) & {signal.SIGTERM, signal.SIGINT}
+    assert not held, "the programs that this process starts would never hear them"
 
 
 def _is_caught(number: signal.Signals) -> bool:

@@ -479,6 +479,25 @@ print(batches.steps)
     assert (done.stdout, done.returncode) == (f"{-signal.SIGTERM}\n1\n", 0)
 
 
+def test_after_a_fork_all_can_be_ended_however_many_iterators_there_were(tmp_path: Path) -> None:
+    program = """
+import os, signal
+from dovetail.cluster import LeaseIterator
+for _ in range(3):
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    batches = LeaseIterator(range(3))
+child = os.fork()
+if not child:
+    signal.pause()
+os.kill(child, signal.SIGTERM)
+print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), *signal.pthread_sigmask(signal.SIG_BLOCK, ()))
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, cwd=tmp_path, check=False, timeout=60
+    )
+    assert (done.stdout, done.returncode) == (f"{-signal.SIGTERM}\n", 0)
+
+
 class Resumed:
     """A loader that draws a seed for each pass, as torch's does, and is told where to go on."""
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import functools
 import math
 import os
 import signal
@@ -27,7 +28,7 @@ _COMMIT_S = 600.0  # to copy a checkpoint takes its time
 _REFUSED_S = 0.05
 _ORPHAN_S = 3600.0
 
-_forking = threading.local()  # the signals that a thread held back before it forked; not of a lease: that is copied
+_forking = threading.local()  # the signals that a thread held back before it forked
 
 
 class CheckpointRefusedError(DovetailError):
@@ -71,9 +72,7 @@ class TrainingLease:
         self._told_to_stop = self._asked_to_stop = self._finished = self._completion_told = self._left = False
         if threading.current_thread() is threading.main_thread() and signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:
             signal.signal(signal.SIGTERM, self._terminate)
-            os.register_at_fork(
-                before=self._before_fork, after_in_parent=self._after_fork, after_in_child=self._after_fork_in_child
-            )
+            _guard_forks()
         if self._line is not None:
             first = self._line.hello()  # waits until its turn has come
             self.steps = first.get("done", 0)
@@ -186,19 +185,6 @@ class TrainingLease:
             os.kill(os.getpid(), signal.SIGTERM)
         self._told_to_stop = True
 
-    def _before_fork(self) -> None:
-        """What a child is told while it still has this process's handler would be lost: it waits."""
-        _forking.mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
-
-    def _after_fork(self) -> None:
-        signal.pthread_sigmask(signal.SIG_SETMASK, _forking.mask)
-
-    def _after_fork_in_child(self) -> None:
-        """Processes that the program forks end at once: who ends a pool of them waits for it."""
-        if signal.getsignal(signal.SIGTERM) == self._terminate:
-            signal.signal(signal.SIGTERM, signal.SIG_DFL)
-        self._after_fork()
-
     def _count(self, now: float) -> None:
         if self._first_at is None:
             self._first_at = self._saved_at = now
@@ -267,3 +253,25 @@ def torch_distributed() -> Any | None:
     """torch.distributed, if the program uses it."""
     found = sys.modules.get("torch.distributed")
     return found if found is not None and found.is_available() and found.is_initialized() else None
+
+
+@functools.cache  # a second guard would take the first one's mask for the program's own, and SIGTERM stay blocked
+def _guard_forks() -> None:
+    os.register_at_fork(before=_before_fork, after_in_parent=_after_fork, after_in_child=_after_fork_in_child)
+
+
+def _before_fork() -> None:
+    """What a child is told while it still has this process's handler would be lost: it waits."""
+    _forking.mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
+
+
+def _after_fork() -> None:
+    signal.pthread_sigmask(signal.SIG_SETMASK, _forking.mask)
+
+
+def _after_fork_in_child() -> None:
+    """Processes that the program forks end at once: who ends a pool of them waits for it."""
+    handler = signal.getsignal(signal.SIGTERM)
+    if isinstance(getattr(handler, "__self__", None), TrainingLease):
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    _after_fork()
