@@ -86,6 +86,22 @@ def test_who_would_follow_is_up_over_rounds_until_another_would(tmp_path: Path) 
         assert c.events(2).count("go 2.1") == 0
 
 
+def test_who_was_killed_before_its_turn_begins_elsewhere_when_it_comes(tmp_path: Path) -> None:
+    with cluster(tmp_path) as c:
+        for job in (1, 2):
+            c.job(job)
+        c.begin(1, 1, 0)
+        until(lambda: c.steps(1) > 5)
+        c.decide(spares({2: (0,)}))
+        until(lambda: c.is_in("waiting", 2, 1))
+        (pid,) = c.processes(2, 1)
+        os.kill(pid, signal.SIGKILL)
+        until(lambda: c.is_in("gone", 2, 1))
+        c.begin(2, 1, 1)
+        until(lambda: c.steps(2) > 5)
+        assert not c.seen("exited", 2)
+
+
 def test_a_plan_that_comes_to_nothing_leaves_nothing(tmp_path: Path) -> None:
     with cluster(tmp_path) as c:
         folder = c.job(2)

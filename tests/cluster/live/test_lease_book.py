@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import hypothesis.strategies as st
-from hypothesis import given
+from hypothesis import example, given
 
 from dovetail.cluster.live.agent_runs import Margins, NodeRun
 from dovetail.cluster.live.lease_book import RAN_OUT, LeaseBook
@@ -46,6 +46,8 @@ class Node:
         for lease in answer.leases:
             key = (lease.job, lease.epoch)
             wanted.add(key)
+            if key in self.runs and self.runs[key].gone and self.runs[key].is_elsewhere(lease):
+                del self.runs[key]
             if key not in self.runs and not lease.end:
                 self.runs[key] = NodeRun(lease, lease.epoch, started=True)
             if key in self.runs:
@@ -158,6 +160,7 @@ _MOVES = st.one_of(
 
 
 @given(st.lists(_MOVES, max_size=60))
+@example([("ready", 1, 3), ("talk", 1), ("end", 1, 0), ("talk", 1), ("place", 1, 2)])  # gone before its turn, elsewhere
 def test_no_job_and_no_accelerator_is_ever_used_twice(moves: list[Any]) -> None:
     world = World()
     for what, *words in moves:

@@ -139,6 +139,9 @@ class NodeAgent:
         run = self._runs.get(key)
         if run is None or not run.started:
             run = self._resumed(lease) or run
+        if run is not None and run.gone and run.is_elsewhere(lease):
+            self._forget(key)
+            run = None
         if run is None:
             if lease.end:
                 return

@@ -99,7 +99,7 @@ class NodeRun:
 
     def told(self, lease: NodeLease, sent: float, now: float, round_s: float) -> None:
         """What the service wants of it, in answer to a beat that was sent then."""
-        if self.dropped or (not self.begun and self.started and _layout(lease) != _layout(self.lease)):
+        if self.dropped or (self.started and self.is_elsewhere(lease)):
             self.drop(now)
             self.next = (lease, sent)
             return
@@ -114,6 +114,10 @@ class NodeRun:
             self.kill_at = min(self.kill_at, now)
         elif lease.end == "stop":
             self.unwanted(now)
+
+    def is_elsewhere(self, lease: NodeLease) -> bool:
+        """Whether it waits, or waited until it was gone, for its turn on other accelerators than these."""
+        return not self.begun and _layout(lease) != _layout(self.lease)
 
     def begin(self, now: float = inf) -> None:
         """Its accelerators are free, and it may begin."""
