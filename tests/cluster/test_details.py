@@ -19,6 +19,9 @@ from dovetail.cluster.rules import RoundRules
 from dovetail.cluster.simulate import run
 from dovetail.core.events import Rows
 from dovetail.core.journal import Ended, Reader
+from dovetail.report.data.collect import collect
+from dovetail.report.data.units import unit_of
+from dovetail.report.payload import payload
 from dovetail.testing.cluster.fuzz import policies_for, random_case
 from tests.cluster.conftest import Make, Table
 
@@ -109,6 +112,36 @@ def test_a_page_draws_them(tmp_path: Path) -> None:
         assert f"{title}</h2>" in page
     for figure in ("deadlines missed, entity-0", "accelerator-hours, entity-1", "moves to another type", "cost, k80"):
         assert figure in page
+
+
+def test_pictures_begin_when_the_first_job_comes(tmp_path: Path) -> None:
+    """Arrivals in seconds since 1970, as clusters log them, look as those that begin at 0 s do."""
+    since = 4_700_000 * 360.0
+    stories = []
+    for begins_s in (0.0, since):
+        path, trace = tmp_path / f"{begins_s:.0f}.jsonl", tmp_path / "jobs.csv"
+        rows = [f"{begins_s + 3600 * i},LM (batch size 10),{9000 + 900 * i},{i % 2},90000\n" for i in range(12)]
+        trace.write_text("arrival_s,model,duration_s,entity,due_s\n" + "".join(rows))
+        prices = [{"time_s": begins_s + 9_000 * i, "type": "v100", "price": 1 + i} for i in range(2)]
+        jobs = cluster.load(trace=trace, cluster="2:0:2", entities={"0": 1, "1": 2}, prices=prices)
+        cluster.simulate(jobs, "max_min_fairness_perf", journal=path)
+        assert check_journal(path).valid
+        stories.append(collect(path))
+    early, late = stories
+    assert early.bound_at_s is not None
+    assert late.bound_at_s == pytest.approx(since + early.bound_at_s)
+    assert late.from_s == since
+    assert late.to_s == pytest.approx(since + early.to_s)
+    assert [len(means) for means in late.strip.means] == [len(means) for means in early.strip.means]
+    assert np.allclose(late.strip.means, early.strip.means, atol=1e-3)
+    assert [chart.title for chart in late.charts] == [chart.title for chart in early.charts]
+    for one, other in zip(early.charts, late.charts, strict=True):
+        unit = unit_of(one.x)
+        later = [since / unit.seconds if unit else 0.0, 0.0]
+        for line, same in zip(one.series, other.series, strict=True):
+            assert np.allclose(np.array(line.points) + later, same.points, rtol=0, atol=0.01), one.title
+    spans = [(run["from"], run["to"]) for run in payload(stories, {}).data["runs"]]
+    assert spans == [(each.from_s, each.to_s) for each in stories]
 
 
 def test_parts_of_time_double() -> None:

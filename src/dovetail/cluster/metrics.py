@@ -393,7 +393,7 @@ def metrics_for(facts: ClusterFacts) -> ClusterMetrics:
         np.array(facts.alone).reshape(len(facts.kinds), len(facts.types)),
         facts.window,
         fastest=fastest,
-        details=RunDetails(facts.types, list(facts.entities), facts.window, facts.restart_s),
+        details=RunDetails(facts.types, list(facts.entities), facts.window, facts.restart_s, facts.from_first_arrival),
         live=facts if live else None,
         from_first_arrival=facts.from_first_arrival,
     )

@@ -180,8 +180,9 @@ def _work(story: Story) -> str:
 
 
 def _load(story: Story) -> str:
-    count, last_s, jobs = story.figures.arrived, story.last_arrival_s, story.words.jobs
-    pace = f", {number(3600 * (count - 1) / last_s, 3)} per hour" if last_s else " at once"
+    count, jobs = story.figures.arrived, story.words.jobs
+    over_s = story.last_arrival_s - next(iter(story.first_arrivals_s), 0.0)
+    pace = f", {number(3600 * (count - 1) / over_s, 3)} per hour" if over_s else " at once"
     return f"{count:,} {jobs}{pace}"
 
 

@@ -25,14 +25,13 @@ class Payload(NamedTuple):
 
 
 def payload(stories: Sequence[Story], colours: dict[str, str]) -> Payload:
-    """All runs of a level over one span of time, so that they can be compared by eye."""
+    """Runs of a level that overlap in time over one span of it, so that they can be compared by eye."""
     runs: list[dict[str, Any]] = []
     whole: dict[str, str] = {}
     finest: dict[str, str] = {}
     for place, story in enumerate(stories):
-        alike = [other for other in stories if other.header.level == story.header.level]
         piece = encode(story.bars, together(story.header))
-        runs.append(_run_data(story, piece, alike))
+        runs.append(_run_data(story, piece, _span(story, stories)))
         whole |= _texts(f"bars-{place}", piece)
         for i, kept in enumerate(story.finest):
             finest |= _texts(f"bars-{place}-{i}", kept.piece)
@@ -40,15 +39,26 @@ def payload(stories: Sequence[Story], colours: dict[str, str]) -> Payload:
     return Payload({"kinds": kinds, "runs": runs}, whole, finest)
 
 
+def _span(story: Story, stories: Sequence[Story]) -> tuple[float, float]:
+    """From the first to the last of the runs that overlap with this one, or with one that does."""
+    low, high = story.from_s, story.to_s
+    while True:
+        near = [s for s in stories if s.header.level == story.header.level and s.from_s <= high and low <= s.to_s]
+        span = min(s.from_s for s in near), max(s.to_s for s in near)
+        if span == (low, high):
+            return span
+        low, high = span
+
+
 def _texts(name: str, piece: BarPiece) -> dict[str, str]:
     return dict(zip((f"{name}-names", name), piece.texts(), strict=True))
 
 
-def _run_data(story: Story, whole: BarPiece, alike: Sequence[Story]) -> dict[str, Any]:
-    low, high = min(s.from_s for s in alike), max(s.to_s for s in alike)
+def _run_data(story: Story, whole: BarPiece, span: tuple[float, float]) -> dict[str, Any]:
+    low, high = span
     high = high if high > low else low + 1.0
     unit = look.unit_for(high - low)
-    words, bound = story.words, story.claim("bound_makespan_s")
+    words = story.words
     names, devices = look.device_names(story), story.header.pool.devices if story.scheduled else ()
     typed = look.types_say_something(story)
     curves = {name: [round(v, 4) for v in story.strip.means[i]] for name, i in _CURVES}
@@ -57,7 +67,7 @@ def _run_data(story: Story, whole: BarPiece, alike: Sequence[Story]) -> dict[str
         "to": high,
         "unit": [unit.name, unit.seconds],
         "end": story.end_s,
-        "bound": bound,
+        "bound": story.bound_at_s,
         "words": {name: word for name, word in asdict(words).items() if isinstance(word, str)},
         "rounds": story.by_round,
         "byJob": story.by_round or _tasks_say_nothing(story, names),

@@ -155,12 +155,12 @@ def _gantt(axes: Axes, story: Story) -> None:
     axes.set_facecolor(GROUND)
     for side in ("left", "bottom"):
         axes.spines[side].set_visible(False)
-    bound = story.claim("bound_makespan_s")
-    if bound and story.from_s <= bound <= story.to_s:
-        axes.axvline(bound / unit.seconds, color=BOUND, linestyle="--", linewidth=1.3)
+    bound_s, at_s = story.claim("bound_makespan_s"), story.bound_at_s
+    if bound_s and at_s and story.from_s <= at_s <= story.to_s:
+        axes.axvline(at_s / unit.seconds, color=BOUND, linestyle="--", linewidth=1.3)
         axes.annotate(
-            f"lower bound {look.seconds(bound)}",
-            (bound / unit.seconds, 1.0),
+            f"lower bound {look.seconds(bound_s)}",
+            (at_s / unit.seconds, 1.0),
             xycoords=("data", "axes fraction"),
             xytext=(0, 3),
             textcoords="offset points",

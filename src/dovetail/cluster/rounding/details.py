@@ -16,7 +16,7 @@ _HOUR = 3600.0
 
 
 class OverTime:
-    """Amounts of several things in equal parts of time, whose length doubles as time goes on.
+    """Amounts of several things in equal parts of time from `begins_s` on, whose length doubles as time goes on.
 
     >>> amounts = OverTime(1)
     >>> amounts.spread(0, 0.0, 120.0, 2.0)
@@ -25,47 +25,58 @@ class OverTime:
     """
 
     def __init__(self, count: int) -> None:
+        self.begins_s = 0.0
         self.part_s = 60.0
         self.values: Floats = np.zeros((count, _PARTS))
         self.last = 0
 
     def reach(self, until_s: float) -> None:
         """Time goes on until then."""
+        until_s -= self.begins_s
         while until_s > self.part_s * _PARTS:
             self.values[:, : _PARTS // 2] = self.values[:, ::2] + self.values[:, 1::2]
             self.values[:, _PARTS // 2 :] = 0.0
             self.part_s *= 2
             self.last //= 2
-        self.last = max(self.last, min(int(until_s / self.part_s), _PARTS - 1))
+        self.last = max(self.last, self._part(until_s))
 
     def spread(self, i: int, from_s: float, to_s: float, many: float) -> None:
         """So many from one time to another, in seconds times many."""
         self.reach(to_s)
-        first, last = int(from_s / self.part_s), min(int(to_s / self.part_s), _PARTS - 1)
-        for part in range(first, last + 1):
+        from_s, to_s = from_s - self.begins_s, to_s - self.begins_s
+        for part in range(self._part(from_s), self._part(to_s) + 1):
             inside = min(to_s, (part + 1) * self.part_s) - max(from_s, part * self.part_s)
             self.values[i, part] += max(inside, 0.0) * many
 
     def count(self, i: int, at_s: float, many: float) -> None:
         self.reach(at_s)
-        self.values[i, min(int(at_s / self.part_s), _PARTS - 1)] += many
+        self.values[i, self._part(at_s - self.begins_s)] += many
+
+    def _part(self, since_s: float) -> int:
+        return min(max(int(since_s / self.part_s), 0), _PARTS - 1)
 
     def rates(self, i: int) -> list[tuple[float, float]]:
         """The amount per second in each part, by hours."""
         parts = self.values[i, : self.last + 1] / self.part_s
-        return [((k + 0.5) * self.part_s / _HOUR, float(value)) for k, value in enumerate(parts)]
+        return [((self.begins_s + (k + 0.5) * self.part_s) / _HOUR, float(value)) for k, value in enumerate(parts)]
 
     def sums(self, i: int) -> list[tuple[float, float]]:
         """The amount so far, by hours."""
         total = np.cumsum(self.values[i, : self.last + 1])
-        return [((k + 1) * self.part_s / _HOUR, float(value)) for k, value in enumerate(total)]
+        return [((self.begins_s + (k + 1) * self.part_s) / _HOUR, float(value)) for k, value in enumerate(total)]
 
 
 class RunDetails:
-    """Follows a run; `entities` are names, `restart_s` what a start costs where a row does not say so."""
+    """Follows a run; `entities` are names, `restart_s` what a start costs where a row does not say so. Time is counted
+    from the first arrival, or from 0 s."""
 
     def __init__(
-        self, types: Sequence[str], entities: Sequence[str], window: tuple[int, int] | None, restart_s: float
+        self,
+        types: Sequence[str],
+        entities: Sequence[str],
+        window: tuple[int, int] | None,
+        restart_s: float,
+        from_first_arrival: bool = True,
     ) -> None:
         self._types, self._entities, self._window, self._restart_s = list(types), list(entities), window, restart_s
         self._entity: dict[int, int] = {}
@@ -80,6 +91,7 @@ class RunDetails:
         self._slack: list[float] = []
         self._prices: list[tuple[float, list[float]]] = []
         self._again_s = 0.0
+        self._begins = from_first_arrival  # with the first arrival that is to come
 
     def see(self, of: str, columns: dict[str, Any], now: float) -> None:
         if of == "started":
@@ -101,6 +113,9 @@ class RunDetails:
 
     def _arrive(self, columns: dict[str, Any]) -> None:
         ids = [int(job) for job in columns["id"]]
+        if self._begins:
+            self._begins = False
+            self._held.begins_s = self._moves.begins_s = float(min(columns["at_s"]))
         if self._entities and "entity" in columns:
             self._entity.update(zip(ids, map(int, columns["entity"]), strict=True))
         self._arrived.update(zip(ids, map(float, columns["at_s"]), strict=True))

@@ -110,6 +110,13 @@ class Story(Struct):
         return float(value)
 
     @property
+    def bound_at_s(self) -> float | None:
+        """When the run cannot have ended before, of which its makespan has a lower bound."""
+        bound_s = self.claim("bound_makespan_s")
+        counts = self.header.from_first_arrival and self.first_arrivals_s
+        return bound_s and bound_s + (self.first_arrivals_s[0] if counts else 0.0)
+
+    @property
     def words(self) -> Words:
         return self.header.words
 
@@ -168,7 +175,8 @@ def collect(
     max_bars: int = MAX_BARS,
     max_finest: int = MAX_FINEST,
 ) -> Story:
-    """Read a journal once. A window of time limits the bars and curves, not the figures.
+    """Read a journal once. A window of time limits the bars and curves, not the figures; without one they begin where
+    the run does.
 
     Beyond `max_bars` the bars are merged as `Shelf` describes. Up to `max_finest` each is kept beside them as
     `Story.finest`; beyond that `Story.left_out` says that they are merged.
@@ -176,12 +184,21 @@ def collect(
     if not (math.isfinite(from_s or 0.0) and math.isfinite(to_s or 0.0)):
         name, found = ("end", to_s) if math.isfinite(from_s or 0.0) else ("begin", from_s)
         raise InputError(f"the window cannot {name} at {found} s; expected a number of seconds")
-    if to_s is not None and to_s <= (from_s or 0.0):
-        raise InputError(f"the window ends at {to_s:g} s, but begins at {from_s or 0.0:g} s")
     reader = journal if isinstance(journal, Reader) else open_journal(journal)
-    collector = _Collector(reader, from_s or 0.0, to_s, max_bars, max_finest)
+    begin_s = _begins_s(reader) if from_s is None else from_s
+    if to_s is not None and to_s <= begin_s:
+        raise InputError(f"the window ends at {to_s:.12g} s, but begins at {begin_s:.12g} s")
+    collector = _Collector(reader, begin_s, to_s, max_bars, max_finest)
     reader.feed(collector)
     return collector.story(windowed=from_s is not None or to_s is not None)
+
+
+def _begins_s(reader: Reader) -> float:
+    """Where a run's length counts from: 0 s, or its first arrival."""
+    if not reader.header.from_first_arrival:
+        return 0.0
+    arrivals = (t for _, t, events in reader.steps() if any(type(event) is Arrived for event in events))
+    return next(arrivals, 0.0)
 
 
 class _Collector:
