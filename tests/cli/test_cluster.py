@@ -398,3 +398,27 @@ def test_compare_stops_an_unstable_load_and_keeps_the_other_rows(
     code, out, _ = run(capsys, "compare", *flags, *both, "-l", "60")
     assert (code, out.count("stopped  ")) == (1, 2)
     assert run(capsys, "compare", *flags, *both, "-l", "60", "--format", "json")[0] == 1
+
+
+@pytest.mark.parametrize("figure", ["rounds", "types", "cost"])
+def test_figures_stop_an_unstable_load_and_keep_the_other_rows(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, figure: str
+) -> None:
+    cluster = ("-c", "1:1:1")
+    own = {"rounds": ("--intervals", "360", *cluster), "types": ("--total", "3", "--shares", "0.5"), "cost": cluster}
+    flags = ("-s", "30", "-e", "60", "-f", "7200", "-j", "1", "--seeds", "1", "5", *own[figure])
+    picture = tmp_path / "figure.svg"
+    some = ("figure", figure, *flags, "-l", "5400", "--longest-queue", "1")
+    orders: list[tuple[str, ...]] = [("fifo_perf", "fifo"), ("fifo", "fifo_perf")]
+    for policies in orders:
+        code, out, err = run(capsys, *some, "-p", *policies)
+        assert (code, err) == (0, ""), out
+        assert " stopped " in out
+        assert ": stopped: the load is too heavy: after " in out
+        code, _, err = run(capsys, *some, "-p", *policies, "--out", str(picture))
+        relative = figure == "cost" and policies[0] == "fifo"  # to what was stopped
+        assert (code, picture.exists()) == ((1, False) if relative else (0, True)), err
+        picture.unlink(missing_ok=True)
+    heavy = ("figure", figure, *flags, "-l", "60", "-p", "fifo")
+    assert [run(capsys, *heavy, *more)[0] for more in ((), ("--format", "json"), ("--out", str(picture)))] == [1] * 3
+    assert not picture.exists()

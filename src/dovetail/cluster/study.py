@@ -36,7 +36,7 @@ from dovetail.cluster.sweeps.late_jobs import impossible_deadlines, late_sentenc
 from dovetail.cluster.sweeps.rule_options import RuleKeywords, options_of
 from dovetail.cluster.sweeps.stability import QueueWatch, StoppedError
 from dovetail.cluster.sweeps.table import read_sweep, write_table
-from dovetail.cluster.sweeps.varied import varied
+from dovetail.cluster.sweeps.varied import reason_of, reasons, varied
 from dovetail.core import registry
 from dovetail.core.errors import DovetailError, InputError, check_functions, did_you_mean, within
 from dovetail.core.files.document import Document, Source, as_path
@@ -204,8 +204,7 @@ def compare(
         found = varied(
             {None: (asked, rules)}, chosen, drawn, processes=processes, long=longest_queue, progress=progress
         )
-        told = [f"{row['policy']}: {_why(row)}" for row in found if row["reason"]]
-        return Comparison(found, ("policy", *COMPARED), [*notes, *notes_of(asked, drawn), *told])
+        return Comparison(found, ("policy", *COMPARED), [*notes, *notes_of(asked, drawn), *reasons(found)])
     cells = [SweepCell(scenario=asked, policy=policy, how=rules, long=longest_queue) for policy in chosen]
     own = not all(isinstance(policy, str) for policy in chosen)
     done = (lambda made: None) if progress is None else lambda made: progress(made, len(cells))
@@ -219,17 +218,9 @@ def compare(
         row["ratios"] = {
             key: row[key] / rows[0][key] if row[key] is not None and rows[0][key] else None for key in COMPARED
         }
-    why = ((row, _why(row) or rejected_note(loaded.setup, row.get("rejected", 0), rules.compat)) for row in rows)
+    why = ((row, reason_of(row) or rejected_note(loaded.setup, row.get("rejected", 0), rules.compat)) for row in rows)
     told = [f"{row['policy']}: {reason}" for row, reason in why if reason]
     return Comparison(rows, ("policy", *COMPARED), [*notes, *told])
-
-
-def _why(row: SweepRow) -> str:
-    """What there is to say of how a policy's runs went."""
-    stopped = row["makespan_s"] is None
-    if not stopped:
-        return str(row["reason"])
-    return f"stopped: the load is too heavy: {row['reason']} (--longest-queue lets it grow longer)"
 
 
 class Sweep(Comparison):

@@ -10,13 +10,15 @@ from cyclopts import App, Parameter
 from dovetail.cli.cluster.flags import JobFlags, RuleFlags, Words, WorkFlags
 from dovetail.cli.common import Format, Numbers, Pairs, pairs, print_json, print_table, progress
 from dovetail.cli.complete import policies_of
-from dovetail.core.errors import InputError
+from dovetail.cluster import LONGEST_QUEUE
+from dovetail.core.errors import DovetailError, InputError
 
 if TYPE_CHECKING:
     from dovetail.core.results.comparison import Comparison
 
 app = App(name="figure", help="Published figures by one command each: a table or JSON, and a picture.")
 _WORK, _JOBS, _RULES = WorkFlags(), JobFlags(), RuleFlags()
+_NO_PAIR = {"difference": 0.0, "plus_minus": 0.0, "pairs": 0}  # the first policy was stopped
 _AWARE = ("max_min_fairness", "max_min_fairness_perf")
 _Reals = Annotated[tuple[float, ...], Parameter(consume_multiple=True, negative=())]
 _Policies = Annotated[Words, policies_of("cluster"), Parameter(alias=["-p", "--policies"])]
@@ -32,6 +34,7 @@ def rounds(
     work: WorkFlags = _WORK,
     jobs: JobFlags = _JOBS,
     rules: RuleFlags = _RULES,
+    longest_queue: float = LONGEST_QUEUE,
     processes: _Processes = None,
     out: Path | None = None,
     format: Format = "table",
@@ -48,6 +51,8 @@ def rounds(
         One or more policies; differences are to the first one.
     seeds
         Seeds of generated jobs, for means and differences with 95 % confidence intervals.
+    longest_queue
+        A run whose queue grows beyond so many times all accelerators is stopped as unstable, and has no figures.
     processes
         How many runs at a time; by default one per core.
     out
@@ -60,10 +65,10 @@ def rounds(
     _check(out)
     with progress("figure", 1) as done:
         found = round_lengths(
-            work.scenario(jobs, rules), intervals, policy, **_how(seeds, processes, done), **rules.how()
+            work.scenario(jobs, rules), intervals, policy, **_how(seeds, longest_queue, processes, done), **rules.how()
         )
     rows = [
-        [row["interval_s"] or "ideal", row["policy"], *_hours(row, "avg_jct_s"), _ratio(row["over_ideal"])]
+        [row["interval_s"] or "ideal", row["policy"], *_hours(row, "avg_jct_s"), _rounded(row["over_ideal"])]
         for row in found
     ]
     names = ["round s", "policy", "average JCT h", "- first policy's h", "over ideal"]
@@ -81,6 +86,7 @@ def types(
     work: WorkFlags = _WORK,
     jobs: JobFlags = _JOBS,
     rules: RuleFlags = _RULES,
+    longest_queue: float = LONGEST_QUEUE,
     processes: _Processes = None,
     out: Path | None = None,
     format: Format = "table",
@@ -101,6 +107,8 @@ def types(
         One or more policies; differences are to the first one.
     seeds
         Seeds of generated jobs, for means and differences with 95 % confidence intervals.
+    longest_queue
+        A run whose queue grows beyond so many times all accelerators is stopped as unstable, and has no figures.
     processes
         How many runs at a time; by default one per core.
     out
@@ -115,7 +123,9 @@ def types(
         raise InputError("--cluster-spec: the clusters are made of --types, --total and --shares")
     with progress("figure", 1) as done:
         scenario = work.scenario(jobs, rules)
-        found = type_mixes(scenario, types, total, shares, policy, **_how(seeds, processes, done), **rules.how())
+        found = type_mixes(
+            scenario, types, total, shares, policy, **_how(seeds, longest_queue, processes, done), **rules.how()
+        )
     rows = [
         [f"{100 * row['share']:g} %", row["policy"], *_hours(row, "makespan_s"), *_hours(row, "avg_jct_s")]
         for row in found
@@ -136,6 +146,7 @@ def cost(
     work: WorkFlags = _WORK,
     jobs: JobFlags = _JOBS,
     rules: RuleFlags = _RULES,
+    longest_queue: float = LONGEST_QUEUE,
     processes: _Processes = None,
     out: Path | None = None,
     format: Format = "table",
@@ -150,6 +161,8 @@ def cost(
         The baseline, and others.
     seeds
         Seeds of generated jobs, for ratios with 95 % confidence intervals.
+    longest_queue
+        A run whose queue grows beyond so many times all accelerators is stopped as unstable, and has no figures.
     processes
         How many runs at a time; by default one per core.
     out
@@ -161,13 +174,16 @@ def cost(
 
     _check(out)
     with progress("figure", 1) as done:
-        found = relative_costs(work.scenario(jobs, rules), policy, **_how(seeds, processes, done), **rules.how())
+        found = relative_costs(
+            work.scenario(jobs, rules), policy, **_how(seeds, longest_queue, processes, done), **rules.how()
+        )
     rows = []
     for row in found:
         least, most = row["relative_cost_least"], row["relative_cost_most"]
         sure = "" if least is None else f"{least:.3f} to {most:.3f}"
-        figures = [round(row["total_cost"], 2), _ratio(row["relative_cost"]), sure, _ratio(row["relative_avg_jct"])]
-        rows.append([row["policy"], *figures, round(row["slo_violations"], 2)])
+        spent, late = _rounded(row["total_cost"], 2), _rounded(row["slo_violations"], 2)
+        figures = [_rounded(row["relative_cost"]), sure, _rounded(row["relative_avg_jct"])]
+        rows.append([row["policy"], "stopped" if spent is None else spent, *figures, late])
     names = ["policy", "cost", "over the first's", "95 % interval", "JCT over the first's", "missed deadlines"]
     return _show(found, names, rows, out, format, "relative_avg_jct", "relative_cost")
 
@@ -290,21 +306,24 @@ def _check(out: Path | None) -> None:
         raise InputError(f"--out {out}: expected a name that ends in .svg")
 
 
-def _how(seeds: tuple[int, ...], processes: int | None, done: Any) -> dict[str, Any]:
-    return {"seeds": seeds, "processes": processes, "progress": lambda made, of: done(made / of)}
+def _how(seeds: tuple[int, ...], longest_queue: float, processes: int | None, done: Any) -> dict[str, Any]:
+    how = {"seeds": seeds, "longest_queue": longest_queue, "processes": processes}
+    return how | {"progress": lambda made, of: done(made / of)}
 
 
 def _hours(row: dict[str, Any], key: str) -> list[str]:
     """A mean in hours, and its difference to the first policy's with the same seeds."""
-    apart = row["paired"][key]
+    if row[key] is None:
+        return ["stopped", ""]
+    apart = row["paired"].get(key, _NO_PAIR)
     half = f" ± {row[f'{key}_plus_minus'] / 3600:.2f}" if row["seeds"] > 1 else ""
     text = f"{apart['difference'] / 3600:+.2f}" if apart["difference"] or apart["plus_minus"] else ""
     text += f" ± {apart['plus_minus'] / 3600:.2f}" if text and apart["pairs"] > 1 else ""
     return [f"{row[key] / 3600:.2f}{half}", text]
 
 
-def _ratio(value: float | None) -> float | None:
-    return None if value is None else round(value, 3)
+def _rounded(value: float | None, digits: int = 3) -> float | None:
+    return None if value is None else round(value, digits)
 
 
 def _percent(value: float | None) -> float | None:
@@ -328,7 +347,9 @@ def _show(
         for note in found.notes:
             print(f"\nnote: {note}")
     if out is not None:  # the last: it may not be possible, and took long
+        if all(row.get(y) is None for row in found):
+            raise DovetailError(f"--out {out}: there is nothing to draw: no policy has a {y}")
         found.plot(x, y, by=by).save(out)
         if format != "json":
             print(f"\nPicture written to {out}")
-    return 0
+    return 0 if any(row.get("makespan_s", 0) is not None for row in found) else 1

@@ -8,6 +8,7 @@ from math import inf
 from os import PathLike
 from typing import Any, Unpack
 
+from dovetail.cluster.inputs.choices import LONGEST_QUEUE
 from dovetail.cluster.inputs.scenario import LoadedScenario, Scenario, given
 from dovetail.cluster.sweeps import entity_shares as recorded
 from dovetail.cluster.sweeps import policy_times as times
@@ -21,7 +22,7 @@ from dovetail.cluster.sweeps.given import (
     seeds_of,
 )
 from dovetail.cluster.sweeps.rule_options import RuleKeywords, options_of
-from dovetail.cluster.sweeps.varied import varied
+from dovetail.cluster.sweeps.varied import reasons, varied
 from dovetail.core.errors import InputError, check_functions, within
 from dovetail.core.files.document import as_path
 from dovetail.core.files.plain import scalar
@@ -39,6 +40,7 @@ def round_lengths(
     policies: Sequence[Any] = AWARE,
     *,
     seeds: Sequence[int] = (0, 1, 2),
+    longest_queue: float = LONGEST_QUEUE,
     processes: int | None = 1,
     progress: Progress | None = None,
     **how: Unpack[RuleKeywords],
@@ -52,17 +54,20 @@ def round_lengths(
     """
     if how.get("interval", 360.0) != 360.0 or how.get("ideal") or how.get("compat"):
         raise InputError("round_lengths: expected intervals, without interval, ideal or compat")
-    base, drawn = _checked(scenario, processes, progress), seeds_of(seeds)
+    base, drawn = _checked(scenario, longest_queue, processes, progress), seeds_of(seeds)
     lengths = numbers_of("intervals", intervals, "seconds, more than 0", 1e-3)
     rules: dict[str, Any] = {name: value for name, value in how.items() if name not in ("interval", "ideal", "compat")}
     points = {IDEAL: (base, options_of(**rules | {"ideal": True, "allocate_every_s": None}))}
     points |= {float(s): (base, options_of(interval=s, **rules)) for s in lengths}
-    rows = varied(points, policies_of(policies), drawn, axis="interval_s", processes=processes, progress=progress)
+    run = {"processes": processes, "long": scalar(longest_queue), "progress": progress}
+    rows = varied(points, policies_of(policies), drawn, axis="interval_s", **run)
     ideal_s = {row["policy"]: row["avg_jct_s"] for row in rows if row["interval_s"] == IDEAL}
     for row in rows:
-        row["over_ideal"] = row["avg_jct_s"] / ideal_s[row["policy"]] if ideal_s[row["policy"]] else None
+        took_s, best_s = row["avg_jct_s"], ideal_s[row["policy"]]
+        row["over_ideal"] = took_s / best_s if took_s is not None and best_s else None
     shown = ("interval_s", "policy", "seeds", "avg_jct_s", "avg_jct_s_plus_minus", "over_ideal")
-    return Comparison(rows, shown, notes_of(base, drawn) + mean_rate_notes(base, points[IDEAL][1]))
+    notes = notes_of(base, drawn) + mean_rate_notes(base, points[IDEAL][1]) + reasons(rows, "interval_s")
+    return Comparison(rows, shown, notes)
 
 
 def type_mixes(
@@ -73,6 +78,7 @@ def type_mixes(
     policies: Sequence[Any] = AWARE,
     *,
     seeds: Sequence[int] = (0, 1, 2),
+    longest_queue: float = LONGEST_QUEUE,
     processes: int | None = 1,
     progress: Progress | None = None,
     **how: Unpack[RuleKeywords],
@@ -84,7 +90,7 @@ def type_mixes(
     >>> [(row["share"], row["cluster"], row["policy"]) for row in found][1:3]
     [(0.5, 'v100=2,k80=2', 'isolated'), (1.0, 'v100=4,k80=0', 'fifo_perf')]
     """
-    base, drawn = _checked(scenario, processes, progress), seeds_of(seeds)
+    base, drawn = _checked(scenario, longest_queue, processes, progress), seeds_of(seeds)
     if isinstance(types, str) or len(types) != 2 or types[0] == types[1]:
         raise InputError(f"types: expected two, found {types!r}")
     within("total", total := scalar(total), "accelerators, 2 or more", 2, 1e7, whole=True, optional=False)
@@ -94,10 +100,11 @@ def type_mixes(
         first = round(part * total)
         named[float(part)] = f"{types[0]}={first},{types[1]}={total - first}"
         points[float(part)] = (given(base, cluster=named[float(part)]), options)
-    rows = varied(points, policies_of(policies), drawn, axis="share", processes=processes, progress=progress)
+    run = {"processes": processes, "long": scalar(longest_queue), "progress": progress}
+    rows = varied(points, policies_of(policies), drawn, axis="share", **run)
     rows = [{"share": row["share"], "cluster": named[row["share"]]} | row for row in rows]
     shown = ("share", "cluster", "policy", "makespan_s", "avg_jct_s", "avg_jct_s_plus_minus")
-    return Comparison(rows, shown, notes_of(base, drawn) + mean_rate_notes(base, options))
+    return Comparison(rows, shown, notes_of(base, drawn) + mean_rate_notes(base, options) + reasons(rows, "share"))
 
 
 def relative_costs(
@@ -109,6 +116,7 @@ def relative_costs(
     ),
     *,
     seeds: Sequence[int] = (0, 1, 2),
+    longest_queue: float = LONGEST_QUEUE,
     processes: int | None = 1,
     progress: Progress | None = None,
     **how: Unpack[RuleKeywords],
@@ -120,15 +128,16 @@ def relative_costs(
     >>> found[0]["relative_cost"], found[1]["relative_cost"] < 1.5
     (1.0, True)
     """
-    base, drawn = _checked(scenario, processes, progress), seeds_of(seeds)
+    base, drawn = _checked(scenario, longest_queue, processes, progress), seeds_of(seeds)
     points = {None: (base, options_of(**how))}
-    rows = varied(points, policies_of(policies), drawn, processes=processes, progress=progress)
+    run = {"processes": processes, "long": scalar(longest_queue), "progress": progress}
+    rows = varied(points, policies_of(policies), drawn, **run)
     for row in rows:
-        cost, slower = row["paired"]["total_cost"], row["paired"]["avg_jct_s"]
-        row |= {"relative_cost": cost["ratio"], "relative_avg_jct": slower["ratio"]}
-        row |= {"relative_cost_least": cost["least"], "relative_cost_most": cost["most"]}
+        cost, slower = row["paired"].get("total_cost", {}), row["paired"].get("avg_jct_s", {})
+        row |= {"relative_cost": cost.get("ratio"), "relative_avg_jct": slower.get("ratio")}
+        row |= {"relative_cost_least": cost.get("least"), "relative_cost_most": cost.get("most")}
     shown = ("policy", "seeds", "total_cost", "relative_cost", "relative_cost_least", "relative_cost_most")
-    return Comparison(rows, (*shown, "relative_avg_jct", "slo_violations"), notes_of(base, drawn))
+    return Comparison(rows, (*shown, "relative_avg_jct", "slo_violations"), notes_of(base, drawn) + reasons(rows))
 
 
 def policy_times(
@@ -175,7 +184,8 @@ def entity_shares(run: Run | str | PathLike[str], parts: int = 40) -> Comparison
     return Comparison(rows, ("time_s", "entity", "entitled", "share", "progress_share", "accelerators"))
 
 
-def _checked(scenario: Any, processes: Any, progress: Any) -> Scenario:
+def _checked(scenario: Any, longest_queue: Any, processes: Any, progress: Any) -> Scenario:
     check_functions(progress=progress)
+    within("longest_queue", scalar(longest_queue), "more than 0", 1e-9, inf, optional=False)
     within("processes", scalar(processes), "1 or more", 1, inf, whole=True)
     return scenario_of(scenario)

@@ -68,6 +68,19 @@ def varied(
     return rows
 
 
+def reason_of(row: Mapping[str, Any]) -> str:
+    """What there is to say of how a policy's runs went."""
+    if row["makespan_s"] is not None or not row["reason"]:
+        return str(row["reason"])
+    return f"stopped: the load is too heavy: {row['reason']} (--longest-queue lets it grow longer)"
+
+
+def reasons(rows: Sequence[Mapping[str, Any]], axis: str = "") -> list[str]:
+    """The notes on rows whose policy was stopped, or ended with a long queue."""
+    where = (f" at {axis} {row[axis]:g}" if axis else "" for row in rows)
+    return [f"{row['policy']}{at}: {reason_of(row)}" for row, at in zip(rows, where, strict=True) if row["reason"]]
+
+
 def _by_seed(runs: Sequence[SweepRow]) -> dict[str, dict[Hashable, float]]:
     for run in runs:
         if run["status"] == "failed":
