@@ -59,7 +59,8 @@ class Node:
 
     def free(self, run: NodeRun) -> None:
         before = [self.runs[key] for key in run.lease.after if key in self.runs]
-        if run.granted is not None and not run.begun and all(each.gone or not each.begun for each in before):
+        waits = run.granted is not None and not run.begun and not run.dropped
+        if waits and all(each.gone or not each.begun for each in before):
             run.begin()
 
     def pass_time(self, now: float) -> None:
@@ -161,6 +162,10 @@ _MOVES = st.one_of(
 
 @given(st.lists(_MOVES, max_size=60))
 @example([("ready", 1, 3), ("talk", 1), ("end", 1, 0), ("talk", 1), ("place", 1, 2)])  # gone before its turn, elsewhere
+@example(  # told of as gone, and not to be begun
+    [("ready", 3, 1), ("talk", 0), ("place", 3, 0), ("prepare",), ("end", 0, 0), ("talk", 0), ("place", 1, 0)]
+)
+@example([("place", 1, 0), ("talk", 0), ("move", 12.0), ("place", 2, None), ("prepare",), ("talk", 0), ("place", 1, 0)])
 def test_no_job_and_no_accelerator_is_ever_used_twice(moves: list[Any]) -> None:
     world = World()
     for what, *words in moves:

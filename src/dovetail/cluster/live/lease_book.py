@@ -454,8 +454,8 @@ class LeaseBook:
         name, leases = node.node.name, []
         for lease in node.leases.values():
             part = lease.parts[name]
-            if not part.ranks:
-                continue  # of a service before this one
+            if not part.ranks or name in lease.gone:
+                continue  # of a service before this one, or not to be begun again
             node.sent.setdefault(lease.key, node.beat)
             leases.append(self._node_lease(lease, part, node))
         over = tuple(key for key, state in node.states.items() if state.state == "gone" and key not in self.leases)
