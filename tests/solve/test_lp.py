@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 from scipy.optimize import linprog
@@ -205,8 +205,10 @@ def test_prices_prove_that_a_solution_is_best(generator: np.random.Generator) ->
 
 
 @settings(max_examples=80, deadline=None)
-@given(seeds)
-def test_warm_answers_are_those_of_a_cold_solver(generator: np.random.Generator) -> None:
+@given(st.integers(0, 10**6))
+@example(46571)  # primal simplex gives up
+def test_warm_answers_are_those_of_a_cold_solver(seed: int) -> None:
+    generator = np.random.default_rng(seed)
     dense = Dense.draw(generator, loose=False)
     lp = dense.load()
     lp.solve()

@@ -13,6 +13,7 @@ from numpy.typing import ArrayLike, NDArray
 from dovetail.core.errors import DovetailError
 
 Status = Literal["optimal", "infeasible", "unbounded", "limit"]
+_OTHER_WAYS = (("presolve", "choose"), ("simplex_strategy", 1), ("solver", "ipm"))  # the second is dual
 TOLERANCE = 1e-10  # the least that the solver takes, so that shares can be compared to nine digits
 
 
@@ -168,16 +169,18 @@ class LinearProgram:
         self._integer = True
 
     def solve(self) -> Solution:
-        """Solve from the last basis; if numbers go wrong on the way, once more from the beginning."""
+        """Solve from the last basis; if numbers go wrong on the way, again from the beginning, and in other ways."""
         highs = self._highs
         highs.run()
         status = self._names.get(highs.getModelStatus())
-        if status is None:
+        for name, value in _OTHER_WAYS:
+            if status is not None:
+                break
+            before = highs.getOptionValue(name)[1]
             highs.clearSolver()
-            highs.setOptionValue("presolve", "choose")
+            highs.setOptionValue(name, value)
             highs.run()
-            if not self._integer:
-                highs.setOptionValue("presolve", "off")
+            highs.setOptionValue(name, before)
             status = self._names.get(highs.getModelStatus())
         if status is None:
             told = highs.modelStatusToString(highs.getModelStatus())
