@@ -17,7 +17,6 @@ class Admission:
 
     def __init__(self, view: MachineView, plan: Planning, assign: Assignment) -> None:
         self.view, self._plan, self._assign = view, plan, assign
-        self.before = bool(view.waiting)  # whether somebody waited before anything was decided
         self.starts: list[Program] = []
         self.pauses: list[tuple[Program, str]] = []
         self.waits: dict[str, tuple[str, str]] = {}
@@ -40,9 +39,13 @@ class Admission:
         program.place = 1 << 60 | len(self.pauses)  # the end of the queue, in the order of the pauses
         program.queued_s = self.view.now
 
+    def short_pauses(self) -> list[Program]:
+        """Who is paused and goes on at once with as many cores."""
+        return [p for p, _ in self.pauses if p in self.starts and self.view.widths[p.id] == len(p.cores)]
+
     def forget_short_pauses(self) -> None:
-        """Who is paused and goes on at once with as many cores is better left alone."""
-        same = [p for p, _ in self.pauses if p in self.starts and self.view.widths[p.id] == len(p.cores)]
+        """They are better left alone."""
+        same = self.short_pauses()
         self.pauses = [(p, why) for p, why in self.pauses if p not in same]
         self.starts = [p for p in self.starts if p not in same]
 

@@ -302,19 +302,18 @@ class HostScheduler:
 
     def _decide(self, now: float) -> None:
         view = self.view
-        view.now = now
-        view.running = list(self._running.values())
-        view.widths = {p.id: len(p.cores) for p in view.running}
-        begun = self._begun.values()
-        view.held = sum(len(p.cores) for p in begun if p.stopping)
-        view.memory_mib = sum(p.ask.memory_mib for p in begun)
-        view.gpus = GpuLedger(self.options.gpus, begun if self.options.gpus else ())
-        self._next_begin_s = inf
-        view.waiting, view.by_arrival = self._waiting.ready(lambda p: self._look_at(p, now)), True
-        view.count_members(begun)
-        admission = Admission(view, self._plan, self._assign)
-        self._end_turns(admission, now)
-        admission.run()
+        self._look(now)
+        ended = self._plan.over(view)
+        for program in ended:
+            program.turn_s = now
+        over = list(ended) if view.waiting else []
+        admission = self._admit(over)
+        while alone := [p for p in admission.short_pauses() if p in over and p.ask.group in view.limits]:
+            for program in alone:  # nobody takes its turn: then it has its group's place, and others see that
+                over.remove(program)
+                program.place = next(self._places)
+            self._look(now)
+            admission = self._admit(over)
         for program in admission.starts:
             program.place = next(self._places)
             view.waiting.remove(program)
@@ -326,6 +325,27 @@ class HostScheduler:
         for program in self._waiting.to_tell((self.programs[job] for job in waits), (p for p, _ in admission.pauses)):
             self._defer(program, *waits.get(program.id, FAR))
         self._ask_to_be_woken(now)
+
+    def _look(self, now: float) -> None:
+        """What policies see before anything is decided."""
+        view, begun = self.view, self._begun.values()
+        view.now = now
+        self._next_begin_s = inf
+        view.waiting, view.by_arrival = self._waiting.ready(lambda p: self._look_at(p, now)), True
+        view.running = list(self._running.values())
+        view.widths = {p.id: len(p.cores) for p in view.running}
+        view.held = sum(len(p.cores) for p in begun if p.stopping)
+        view.memory_mib = sum(p.ask.memory_mib for p in begun)
+        view.gpus = GpuLedger(self.options.gpus, begun if self.options.gpus else ())
+        view.count_members(begun)
+
+    def _admit(self, over: Sequence[Program]) -> Admission:
+        """Who starts and who is paused, if the turns of these are over."""
+        admission = Admission(self.view, self._plan, self._assign)
+        for program in over:
+            admission.pause(program, f"its turn of {self.options.quantum_s:g} s is over")
+        admission.run()
+        return admission
 
     def _look_at(self, program: Program, now: float) -> bool:
         """Whether nothing but others can keep it waiting; if something else does, it is told so."""
@@ -357,12 +377,6 @@ class HostScheduler:
         if program.deferred != code:
             program.deferred = code
             self._out.append(Defer(program.id, TASK, why))
-
-    def _end_turns(self, admission: Admission, now: float) -> None:
-        for program in self._plan.over(self.view):
-            if admission.before:
-                admission.pause(program, f"its turn of {self.options.quantum_s:g} s is over")
-            program.turn_s = now
 
     def _pause(self, program: Program, now: float, why: str) -> None:
         program.catch_up(now)
