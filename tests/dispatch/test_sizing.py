@@ -94,7 +94,7 @@ def test_run_three_and_later_cost_hardly_more_than_one_call(
 
 
 def looked(devices: list[SimDevice], items: int, stalls: Mapping[int, Stalls], dearer: float) -> list[float]:
-    """What runs cost over one call where chunks, after the first run, take `dearer` times what they did in it."""
+    """What runs cost over one call where chunks beside others, after the first run, take `dearer` times their time."""
     states, floor, costs = [state_of(device) for device in devices], OneCpuFloor(), []
     one_s = devices[0].curve.seconds(items)
     for number in range(40):
@@ -106,7 +106,7 @@ def looked(devices: list[SimDevice], items: int, stalls: Mapping[int, Stalls], d
         while not scheduler.finished:
             for i, device in enumerate(devices):
                 if i not in busy and (chunk := scheduler.take(i, now_s)) is not None:
-                    alone = number == 0 or way.whole or scheduler.view.too_dear
+                    alone = number == 0 or not busy or scheduler.view.too_dear
                     call_s = (1.0 if alone else dearer) * device.curve.seconds(len(chunk))
                     stall_s = stalls.get(number, {}).get((i, begun[i]), 0.0)
                     busy[i] = now_s + call_s + stall_s, chunk, call_s + stall_s
@@ -136,6 +136,8 @@ def looked(devices: list[SimDevice], items: int, stalls: Mapping[int, Stalls], d
 )
 @example(2, -4.5, 7.0, None, 5.3, {}, 1.35)
 @example(2, -4.5, 7.0, None, 5.3, {}, 3.0)
+@example(2, -3.0, 5.0, None, 3.0, {13: {(0, 0): 1.0}, 14: {(0, 0): 1.0}}, 1.0)
+@example(2, -2.0, 4.0, None, 4.0, {0: {(0, 0): 1.0}}, 2.0)
 def test_a_look_at_another_way_costs_a_small_share_whatever_it_finds(
     count: int,
     latency: float,

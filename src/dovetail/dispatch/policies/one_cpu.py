@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
+from math import inf
 
 from dovetail.dispatch.policies.base import CALLS, DEARER, DeviceState
 from dovetail.dispatch.policies.floor import FIRST, Floor, Took, Way, rate_of, usual
@@ -39,7 +40,7 @@ class OneCpuFloor(Floor):
         self.is_look = False
         way = super().choose(states, items, once, copied)
         called = [took for known, took in self._took(items).items() if known.whole]
-        one_s = usual(called[0]).charged_s if called and self.is_look else 0.0
+        one_s = min(took.charged_s for took in called[0]) if called and self.is_look else 0.0
         for state in states:
             state.frugal, state.one_s = way.counts, one_s
         return way
@@ -57,7 +58,8 @@ class OneCpuFloor(Floor):
         promises = hoped_s < _WORTH * one_s
         if one not in runs:
             early = self.runs < FIRST and together not in runs and promises
-            return together if early or one_s > _CALLED_S else one
+            spent_s = min((run.cpu_s for run in runs.get(together, ())), default=inf) * items
+            return together if early or min(one_s, spent_s) > _CALLED_S else one
         known, least_s = runs.get(together, []), min(run.cpu_s for run in runs[one])
         cost = 1.0
         if known and least_s:  # a short one is dear now and then, where threads get memory anew: that is too often
@@ -67,7 +69,8 @@ class OneCpuFloor(Floor):
             again = len(runs[one]) < _TRIES and runs[one][0].wall_s > DEARER * runs[one][0].charged_s
         else:  # it may have been disturbed; to try it again costs nothing then
             again = promises and len(known) == 1 and cost <= _AS_CHEAP
-        may_look = better or (promises and self._is_cheap_to_see(states, usual(runs[one]), items))
+        charged_s = min(run.charged_s for run in runs[one])
+        may_look = better or (promises and self._is_cheap_to_see(states, charged_s, items))
         soon = bool(known) and not better and cost <= DEARER and one_s >= _LONG_S
         rest = self.rest if soon else max(self.rest, _REST)
         if not again and may_look and self.ran - self.looked_at >= rest:
@@ -83,11 +86,11 @@ class OneCpuFloor(Floor):
         ways = [Way((i,), whole=True) for i in once if states[i].limit >= items]
         return min(ways, key=lambda way: (way not in runs, states[way.serving[0]].hoped_s(items)), default=None)
 
-    def _is_cheap_to_see(self, states: Sequence[DeviceState], one: Took, items: int) -> bool:
+    def _is_cheap_to_see(self, states: Sequence[DeviceState], one_s: float, items: int) -> bool:
         """Whether the small calls of a look cost a small share of one call, before that shows."""
         for state in states:
-            state.one_s = one.charged_s
-        return sum(state.more_s(items) for state in states) <= CALLS * one.charged_s * items
+            state.one_s = one_s
+        return sum(state.more_s(items) for state in states) <= CALLS * one_s * items
 
     def ended(self, way: Way, items: int, wall_s: float, cpu_s: float = 0.0, probed: bool = False) -> None:
         self.ran += 1
