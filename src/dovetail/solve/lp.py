@@ -13,7 +13,13 @@ from numpy.typing import ArrayLike, NDArray
 from dovetail.core.errors import DovetailError
 
 Status = Literal["optimal", "infeasible", "unbounded", "limit"]
-_OTHER_WAYS = (("presolve", "choose"), ("simplex_strategy", 1), ("solver", "ipm"))  # the second is dual
+_OTHER_WAYS: tuple[dict[str, object], ...] = (
+    {"presolve": "choose"},
+    {"simplex_strategy": 1},  # dual
+    {"simplex_scale_strategy": 4},
+    {"solver": "ipm"},
+    {"primal_feasibility_tolerance": 1e-7, "dual_feasibility_tolerance": 1e-7},
+)
 TOLERANCE = 1e-10  # the least that the solver takes, so that shares can be compared to nine digits
 
 
@@ -173,14 +179,16 @@ class LinearProgram:
         highs = self._highs
         highs.run()
         status = self._names.get(highs.getModelStatus())
-        for name, value in _OTHER_WAYS:
+        for way in _OTHER_WAYS:
             if status is not None:
                 break
-            before = highs.getOptionValue(name)[1]
+            before = {name: highs.getOptionValue(name)[1] for name in way}
             highs.clearSolver()
-            highs.setOptionValue(name, value)
+            for name, value in way.items():
+                highs.setOptionValue(name, value)
             highs.run()
-            highs.setOptionValue(name, before)
+            for name, value in before.items():
+                highs.setOptionValue(name, value)
             status = self._names.get(highs.getModelStatus())
         if status is None:
             told = highs.modelStatusToString(highs.getModelStatus())

@@ -7,7 +7,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from dovetail.cluster.policies.base import Floats, Ints
+from dovetail.cluster.policies.base import Floats, Ints, Policy
 from dovetail.cluster.rounding.active import Active
 from dovetail.cluster.rounding.pairing import Pairs
 from dovetail.cluster.rounding.share_accounts import ShareAccounts
@@ -25,10 +25,18 @@ class Choice(NamedTuple):
 class Mechanism(ShareAccounts):
     """Ranks jobs by what they are owed, and fills the next round with the first in rank."""
 
+    def go_by(self, policy: Policy) -> None:
+        """Who is considered: first those with a share of a type, then anybody for what is left; of a strict policy only
+        the former. The older rule fills type after type with anybody, as do policies that do not tell types apart."""
+        super().go_by(policy)
+        old = self.by_fraction or policy.agnostic
+        self._passes: tuple[bool, ...] = (True,) if policy.strict else (False,) if old else (True, False)
+
     def choose(self, wanted: Choice | None = None) -> Choice:
         """Fill types with the jobs that rank highest on each; a job runs once, on one type. Those that are `wanted`
-        somewhere go first, as far as there is room."""
-        order = list(range(len(self.types)))
+        somewhere go first, as far as there is room. Who is owed more of a faster type that has room then is there."""
+        by_owed = not (self.by_fraction or self.policy.agnostic)
+        order = self._fast_first if by_owed else list(range(len(self.types)))
         if self.policy.agnostic:
             self._rng.shuffle(order)
         jobs, runs = self.jobs, self.able
@@ -39,10 +47,11 @@ class Mechanism(ShareAccounts):
         if self.rules.global_queue:
             return self._scan_all(order, choice, left)
         narrow, paired = self.narrow, len(self.pairs) > 0  # read here, for it is looked up with who is able
-        free = choice.on < 0
+        free, had = choice.on < 0, left.copy()
+        before = choice.on.copy(), choice.beside.copy()
         ranks: list[Floats] = []
         pair_ranks: list[Floats] = []
-        for only_allotted in self._passes():
+        for only_allotted in self._passes:
             able = runs & (jobs.share > 0) if only_allotted else runs
             for j in order:
                 if not left[j]:
@@ -61,7 +70,44 @@ class Mechanism(ShareAccounts):
                 choice.on[rows] = j
                 free[rows] = False
                 left[j] -= needed
+            unsettled = by_owed and only_allotted and any(left)
+            if unsettled and self._is_owed_better(able, choice, before[0], left):
+                choice.on[:], choice.beside[:], left = *before, had
+                if paired:
+                    return self._scan_all(order, choice, left)
+                self._go_where_owed(able & (before[0] < 0)[:, None], choice, left)
+                free = choice.on < 0
         return choice
+
+    def _is_owed_better(self, able: NDArray[np.bool_], choice: Choice, before: Ints, left: list[int]) -> bool:
+        """Whether types were filled one after the other so that somebody is not where it is owed more and is faster,
+        although there is room: the first type may have whom it owes nothing, and would in every round."""
+        rows = (choice.on > before).nonzero()[0]
+        on, speed = choice.on[rows], self._speed[rows]
+        better = speed > self._speed[rows, on][:, None]
+        better &= able[rows] & (self.jobs.width[rows][:, None] <= left)
+        at, other = better.nonzero()
+        if not at.size:
+            return False
+        late = self._ranks(self.jobs)[1]
+        return bool((late[rows[at], other] < late[rows[at], on[at]]).any())
+
+    def _go_where_owed(self, waiting: NDArray[np.bool_], choice: Choice, left: list[int]) -> None:
+        """Everybody goes to the type that owes most, and those for whom there is no room there to the next one."""
+        late, share = np.where(waiting, self._ranks(self.jobs)[1], np.inf), self.jobs.share
+        width, full = self.jobs.width, True
+        while full:
+            on, full = np.where(np.isfinite(late).any(axis=1), late.argmin(axis=1), -1), False
+            for j, room in enumerate(left):
+                rows = (on == j).nonzero()[0]
+                if width[rows].sum() > room:
+                    rows = rows[np.lexsort((-share[rows, j], late[rows, j]))]
+                    late[np.delete(rows, fitting(width[rows], room)), j] = np.inf
+                    full = True
+        rows = (on >= 0).nonzero()[0]
+        choice.on[rows] = on[rows]
+        for j in range(len(left)):
+            left[j] -= int(width[on == j].sum())
 
     def _let_in(self, wanted: Choice, choice: Choice, left: list[int]) -> None:
         """Choose those who are wanted, on each type whoever is there already first."""
@@ -75,14 +121,6 @@ class Mechanism(ShareAccounts):
             choice.beside[rows] = others
             choice.beside[others[paired]] = rows[paired]
             left[j] -= int(self.jobs.width[rows].sum())
-
-    def _passes(self) -> tuple[bool, ...]:
-        """Who is considered: first those with a share of a type, then anybody for what is left; of a strict policy only
-        the former. The older rule fills type after type with anybody, as do policies that do not tell types apart."""
-        if self.policy.strict:
-            return (True,)
-        old = self.by_fraction or self.policy.agnostic
-        return (False,) if old else (True, False)
 
     def ranked(self, j: int, among: NDArray[np.bool_]) -> Ints:
         """Those who could run on a type, the first in rank first."""

@@ -92,6 +92,8 @@ class ShareAccounts:
         self.seen_pair_rates = self.pair_rates  # as the policy sees them
         self._least_left: Floats = _LEAST_LEFT_S * self.rates.max(axis=1, initial=0.0)
         self.kind_width: Ints = np.array([width for _, width in self.kinds], dtype=np.int64)
+        speed = self.rates / np.maximum(self.rates.max(axis=1, initial=0.0, keepdims=True), 1e-300)
+        self._fast_first: list[int] = np.argsort(-speed.sum(axis=0), kind="stable").tolist()
         self._scaled = scaled_kinds(self.kinds) if self.elastic else None
         self._compactions += 1
 
