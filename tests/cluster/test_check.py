@@ -287,19 +287,53 @@ def test_what_the_header_says_must_fit_together(lines: Lines, tmp_path: Path) ->
         _codes(lines, tmp_path)
 
 
-def test_a_change_of_prices_is_noticed_when_the_next_round_begins(make_setup: Make, tmp_path: Path) -> None:
-    """Until then leases are billed at the old prices, and rightly so; later they are not."""
-    setup = make_setup([Job(id=0, model="A", steps=2400), Job(id=1, model="A", steps=8000)])
-    setup.prices = Prices(setup.types, (0.0, 500.0), np.array([[1.0, 1.0], [2.0, 2.0]]))
+CHANGING = (0.0, 500.0, 510.0, 800.0, 5000.0), (1.0, 37.0, 0.5, 2.0, 3.0)
+
+
+@pytest.fixture
+def priced(make_setup: Make, tmp_path: Path) -> Lines:
+    """Prices of the first type change inside a round, for ten seconds, while jobs run, and while nobody is there."""
+    steps = {0: 2400, 1: 8000, 2: 900}
+    setup = make_setup([Job(id=i, model="A", steps=n, arrival_s=i // 2 * 6000.0) for i, n in steps.items()])
+    setup.prices = Prices(setup.types, CHANGING[0], np.array([[price, 1.0] for price in CHANGING[1]]))
     path = tmp_path / "run.jsonl"
-    run(setup, Table({0: [1, 0], 1: [1, 0]}), name="table", journal=path)
-    lines = [json.loads(line) for line in path.read_text().splitlines()]
-    changes = [(line["t"], line["columns"]) for line in lines if line.get("of") == "prices"]
-    assert changes == [(0.0, {"price": [1.0, 1.0], "until_s": [500.0]}), (720.0, {"price": [2.0, 2.0]})]
-    assert any(500.0 < line["t"] < 720.0 for line in lines if line.get("of") == "stopped")
-    assert _codes(lines, tmp_path) == set()
-    del lines[next(i for i, line in enumerate(lines) if line.get("of") == "prices" and line["t"])]
-    assert "price" in _codes(lines, tmp_path)
+    run(setup, Table({i: [1, 0] for i in steps}), name="table", journal=path)
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+def test_a_change_of_prices_is_told_and_paid_when_it_is(priced: Lines, tmp_path: Path) -> None:
+    told = [(line["t"], line["columns"]["price"][0]) for line in priced if line.get("of") == "prices"]
+    assert told == list(zip(*CHANGING, strict=True))
+    cost = 0.0
+    for columns in (line["columns"] for line in priced if line.get("of") == "stopped"):
+        for begin_s, end_s in zip(columns["from_s"], columns["to_s"], strict=True):
+            for from_s, to_s, price in zip(CHANGING[0], [*CHANGING[0][1:], 1e9], CHANGING[1], strict=True):
+                cost += max(min(to_s, end_s) - max(from_s, begin_s), 0.0) * price / 3600
+    assert priced[-1]["summary"]["total_cost"] == pytest.approx(cost)
+    assert _codes(priced, tmp_path) == set()
+    charts = priced[-1]["summary"]["charts"]
+    points = next(chart for chart in charts if chart["title"] == "Prices")["series"][0]["points"]
+    assert [500 / 3600, 37.0] in points
+
+
+@pytest.mark.parametrize("at", range(1, 5))
+@pytest.mark.parametrize("by_s", [-400.0, -1.0, 1.0, 100.0])
+def test_a_change_of_prices_that_was_moved_is_found(priced: Lines, tmp_path: Path, at: int, by_s: float) -> None:
+    header = copy.deepcopy(priced)
+    header[0]["facts"]["prices"][at][0] += by_s
+    header[0]["facts"]["prices"].sort()
+    assert "price" in _codes(header, tmp_path)
+    for listed in (priced[0]["facts"]["prices"], None):
+        row = copy.deepcopy(priced)
+        row[0]["facts"]["prices"] = listed
+        rows = [line for line in row if line.get("of") == "prices"]
+        rows[at]["t"] += by_s
+        assert "price" in _codes(row, tmp_path)
+        rows[at]["t"] -= by_s
+        rows[at - 1]["columns"]["until_s"][0] += by_s
+        assert "price" in _codes(row, tmp_path)
+        row.remove(rows[at])
+        assert "price" in _codes(row, tmp_path)
 
 
 def test_an_interrupted_run_is_one_finding(lines: Lines, tmp_path: Path) -> None:

@@ -145,14 +145,16 @@ class Rounds(RunningJobs):
         """What is to be written of this instant, in order: what happened, and what is `decided` about it.
 
         Jobs that end, devices that fail and come back are acted on at once. Without them, a round begins if it is due;
-        else jobs that arrive are taken in, and may have what is free. Who may have what is free is decided once, when
-        all of this instant is known; where a round is due now, by that.
+        else new prices are seen, and jobs that arrive are taken in, and may have what is free. Who may have what is
+        free is decided once, when all of this instant is known; where a round is due now, by that.
         """
         found: list[Rows] = []
         self.now = now
         at_once = [rows for rows in happened if rows.of in _INSIDE]
         rest = [rows for rows in happened if rows.of not in _INSIDE]
         due = now >= self.next_round_s or not self.rules.inside
+        if len(rest) == 1 and rest[0].of == "prices":  # they are seen at once, and no reason for a round
+            due = now >= self.next_round_s and self.busy
         begins = due and (bool(rest) or not at_once)
         freed: set[int] = set()  # types that have free accelerators, for whoever waits
         if self._failing:
@@ -168,7 +170,7 @@ class Rounds(RunningJobs):
             self._plan(now, found)
         elif begins:
             self._round(rest, now, found)
-        elif now < self.next_round_s:
+        elif rest or now < self.next_round_s:
             self._inside(freed, rest, now, found)
         self._leaving &= self._leases.held.keys()
         self._early.clear()

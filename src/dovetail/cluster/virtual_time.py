@@ -64,7 +64,7 @@ class VirtualTime(ABC):
 
 
 class RoundsInVirtualTime(VirtualTime):
-    """Rounds, with arrivals, ends and outages inside them: jobs end when they are expected to."""
+    """Rounds, with arrivals, ends, outages and new prices inside them: jobs end when they are expected to."""
 
     def __init__(self, setup: ClusterSetup, policy: Policy, rules: RoundRules) -> None:
         self.rounds = Rounds(setup, policy, rules)
@@ -95,31 +95,35 @@ class RoundsInVirtualTime(VirtualTime):
         self.rounds_begun = rounds.rounds
 
     def _wait_for_a_job(self) -> None:
-        """Nobody is here until the next arrival; only devices fail and come back."""
+        """Nobody is here until the next arrival; only devices fail and come back, and prices change."""
         stimuli = self.stimuli
         begins_s = max(self.now, self.rounds.rules.begins_s(stimuli.arrival_s))
-        while stimuli.outage_s <= begins_s:
-            self.now = max(self.now, stimuli.outage_s)
-            self.tell(self.rounds.handle(stimuli.outages(self.now, busy=False), self.now))
+        while (changes_s := min(stimuli.outage_s, stimuli.price_until)) <= begins_s:
+            self.now = max(self.now, changes_s)
+            happened = stimuli.prices(self.now) if changes_s == stimuli.price_until else []
+            self.tell(self.rounds.handle([*happened, *stimuli.outages(self.now, busy=False)], self.now))
         self.now = begins_s
 
     def _inside(self) -> bool:
         """What happens next before the next round, all of one instant; whether something did."""
         rounds, stimuli = self.rounds, self.stimuli
-        end, outage = rounds.next_end_s(), stimuli.outage_s
-        if outage < inf and not rounds.busy and stimuli.arrival_s == inf:
-            outage = inf  # what fails after the last end is no part of the run
+        end, outage, prices = rounds.next_end_s(), stimuli.outage_s, stimuli.price_until
+        if min(outage, prices) < inf and not rounds.busy and stimuli.arrival_s == inf:
+            outage = prices = inf  # what fails or changes after the last end is no part of the run
         arrival = stimuli.arrival_s if rounds.rules.inside else inf
         plan = rounds.plan_s
-        at = min(end, outage, arrival, plan)
+        at = min(end, outage, prices, arrival, plan)
         if at > rounds.next_round_s or (at == rounds.next_round_s and at not in (end, outage)):
             return False
         self.now = at
         happened = rounds.ending(at) if at == end else []
         if at == outage:
             happened += stimuli.outages(at)
-        if at == arrival and at < rounds.next_round_s:
-            happened += stimuli.arrivals(at)
+        if at < rounds.next_round_s:
+            if at == prices:
+                happened += stimuli.prices(at)
+            if at == arrival:
+                happened += stimuli.arrivals(at)
         self.tell(rounds.handle(happened, at))  # if nothing happened, it is time to decide the next round
         return True
 

@@ -37,7 +37,7 @@ CODES = {
     "kind": "a lease as another model than the job's",
     "batch": "a batch that does not fit where it runs, or that the job did not ask for",
     "phase": "an end of a phase that was not reached, or was passed over",
-    "price": "prices that are not those that the header lists for that time",
+    "price": "prices that are not those that the header lists for that time, or change when nothing tells of it",
     "restart": "a lease with another price of its start than a restart, or none for a job that was there",
     "used": "more accelerator time than there was",
     "steps": "steps that the lease's rate and time do not give",
@@ -68,7 +68,7 @@ def checker_for(reader: Reader, faults: Findings) -> LeaseChecker:
     """What follows a recorded run, step by step."""
     facts, rules = facts_of(reader.header, reader.path), rules_of(reader.header, reader.path)
     if facts.clock != "live":
-        return LeaseChecker(facts, faults, rules.round_s, rules.free_moves)
+        return LeaseChecker(facts, faults, rules.free_moves)
     live = LiveAccounts(rules.failures, reader.header.policy, reader.header.options)
     return LiveLeaseChecker(facts, faults, live, LiveRounds(rules.round_s, rules.decide_at))
 

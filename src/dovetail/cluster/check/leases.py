@@ -43,7 +43,7 @@ class JobAccount(Struct):
 class LeaseChecker:
     """Follows a run."""
 
-    def __init__(self, facts: ClusterFacts, faults: Findings, round_s: float = inf, free_moves: bool = False) -> None:
+    def __init__(self, facts: ClusterFacts, faults: Findings, free_moves: bool = False) -> None:
         self._facts = facts = facts.own()
         self._faults = faults
         self._brief = facts.mode == "summary"
@@ -63,8 +63,8 @@ class LeaseChecker:
         self._spares: dict[int, tuple[int, ...]] = {}  # and where they would, if others ended
         self._free_moves = free_moves
         self._n, self._now, self._before = 0, -inf, 0.0
-        self._prices, self._price = facts.prices or [], [nan]
-        self._round_s = round_s
+        self._prices = facts.prices or []
+        self._price_until_s = -inf  # when they change next, by the last row of them
         self.ended = False
         self.unsound = ""  # the first record that refers to what is not there: no figures can be computed from it
 
@@ -75,6 +75,9 @@ class LeaseChecker:
         if not self._now <= t < inf:
             self._faults.add("time", f"step {n}", f"found {t} s after {self._now} s")
         self._before, self._now = max(self._now, 0.0), t
+        if self._jobs and t > self._price_until_s and self._facts.clock in ("rounds", "ideal"):
+            self._faults.add("price", f"{t} s", f"found no row of prices at {max(self._price_until_s, 0.0)} s")
+            self._price_until_s = nan  # once is enough
         self._unlucky.clear()
         self._left.clear()
         self._stayed.clear()
@@ -242,7 +245,6 @@ class LeaseChecker:
         return was.on == lease.on and shapes[0] == shapes[1]
 
     def _see_stopped(self, columns: dict[str, Any]) -> None:
-        self._check_prices()
         keys = ("id", "on", "beside", "from_s", "to_s", "steps")
         for job, on, beside, from_s, to_s, steps in zip(*(columns[key] for key in keys), strict=True):
             account, lease = self._open(job, "stopped"), self._leases.pop(job, None)
@@ -345,20 +347,18 @@ class LeaseChecker:
         self._down.difference_update(columns["device"])
 
     def _see_prices(self, columns: dict[str, Any]) -> None:
-        self._price = columns["price"]
-        self._check_prices(0.0)
-
-    def _check_prices(self, since_s: float | None = None) -> None:
-        """Accelerators cost what the header says; a change is noticed when the next round begins."""
-        listed = self._prices
-        if not listed:
+        """They are what the header says, from when on it says so; by the older rules, from a round's end on."""
+        found, where = (columns["price"], (columns.get("until_s") or [inf])[0]), f"{self._now} s"
+        if self._now < self._price_until_s:
+            self._faults.add("price", where, f"found new prices, expected none before {self._price_until_s} s")
+        self._price_until_s = found[1]
+        if not self._prices:
             return
-        since_s = self._round_s if since_s is None else since_s
-        first = max(bisect_right(listed, self._now - since_s, key=itemgetter(0)) - 1, 0)
-        last = bisect_right(listed, self._now, key=itemgetter(0))
-        if all(self._price != price for _, price in listed[first:last]):
-            expected = listed[max(last - 1, 0)][1]
-            self._faults.add("price", f"{self._now} s", f"found {self._price}, expected {expected}")
+        at = max(bisect_right(self._prices, self._now, key=itemgetter(0)), 1)
+        expected = self._prices[at - 1][1], self._prices[at][0] if at < len(self._prices) else inf
+        if found != expected:
+            told = " until ".join(map(str, found)), " until ".join(map(str, expected))
+            self._faults.add("price", where, f"found {told[0]} s, expected {told[1]} s")
             self._prices = []  # once is enough
 
     def close(self, header: Header, torn: bool) -> None:

@@ -47,7 +47,7 @@ class IdealSimulation(VirtualTime):
     def turn(self) -> None:
         """Take in who arrives, and let time pass until a job ends, one comes, or a price changes."""
         if not self.busy:
-            self.now = max(self.now, self.stimuli.arrival_s)
+            self.now = max(self.now, min(self.stimuli.arrival_s, self.stimuli.price_until))
         found = self.stimuli.prices(self.now)
         for rows in found:
             self.mechanism.see_prices(rows.columns["price"])

@@ -78,7 +78,7 @@ class _Failed(Struct):
 
 class _Prices(Struct):
     price: list[_Number]
-    until_s: list[_Amount | None] = []
+    until_s: Annotated[list[_Amount], Meta(max_length=1)] = []
 
 
 class _Envy(Struct):

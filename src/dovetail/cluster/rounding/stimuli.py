@@ -35,7 +35,8 @@ class Stimuli:
         self._coming: list[tuple[float, int, int, bool]] = []  # when, what, which device, and whether it comes back
         self._down = self._failures = 0
         self._next_outage = self._draw_outage()
-        self.price_until = -inf
+        self._priced = False
+        self.price_until = inf  # when prices change next, once they were told
 
     def _draw(self) -> Job | None:
         job = next(self._jobs, None)
@@ -122,8 +123,9 @@ class Stimuli:
 
     def prices(self, now: float) -> list[Rows]:
         """The prices, if they have changed."""
-        if now < self.price_until:
+        if self._priced and now < self.price_until:
             return []
+        self._priced = True
         prices = self._setup.prices
         self.price_until = prices.next_change(now)
         columns: dict[str, Any] = {"price": prices.price_at(now)}
