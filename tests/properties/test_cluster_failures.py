@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import json
 from collections import Counter, defaultdict
+from collections.abc import Iterator
 from dataclasses import replace
 from operator import attrgetter
 from pathlib import Path
 from random import Random
+from typing import Any
 
 import pytest
 
@@ -100,3 +103,46 @@ def test_a_server_fails_as_one(policy: str, tmp_path: Path) -> None:
             story, text = explain(Reader(path), str(job)), account(Reader(path), str(job)).text
             assert broken_rules(story, lost[job], text) == [], seed
     assert min(counted[name] for name in ("wide", "lost", "with others")) > 3
+
+
+def planted(lines: list[dict[str, Any]], rng: Random) -> Iterator[tuple[str, str, list[dict[str, Any]]]]:
+    """What is wrong, the code that it has, and the journal with one row about a failure changed."""
+    failed, mended = ([i for i, line in enumerate(lines) if line.get("of") == of] for of in ("failed", "mended"))
+    jobs = sorted(job for line in lines if line.get("of") == "arrived" for job in line["columns"]["id"])
+    total = len(lines[0]["pool"]["devices"])
+    for at in rng.sample(failed, min(3, len(failed))):
+        columns = lines[at]["columns"]
+        held = columns["jobs"][0]
+        others = [job for job in jobs if job not in held]
+        changes = [("one more", "finish", {"jobs": [[*held, rng.choice(others)]]})] if others else []
+        changes += [("another", "finish", {"jobs": [[rng.choice(others), *held[1:]]]})] if held and others else []
+        changes += [
+            ("one less", "finish", {"jobs": [held[1:]]}),
+            ("twice there", "finish", {"jobs": [held * 2]}),
+        ] * bool(held)
+        for name, code, change in [*changes, ("no such device", "device", {"device": [total + rng.choice((0, 1000))]})]:
+            yield name, code, [*lines[:at], lines[at] | {"columns": columns | change}, *lines[at + 1 :]]
+        yield "fails twice", "device", [*lines[: at + 1], *lines[at:]]
+    for at in rng.sample(mended, min(2, len(mended))):
+        yield "mended twice", "device", [*lines[: at + 1], *lines[at:]]
+        columns = {"device": [total]}
+        yield "no such device comes back", "device", [*lines[:at], lines[at] | {"columns": columns}, *lines[at + 1 :]]
+    stops = [at + 1 for at in failed if lines[at]["columns"]["jobs"][0]]
+    for at in rng.sample(stops, min(2, len(stops))):
+        yield "goes on", "finish", [*lines[:at], *lines[at + 1 :]]
+
+
+def test_what_is_wrong_about_a_failure_is_found(tmp_path: Path) -> None:
+    counted: Counter[str] = Counter()
+    path, bad = tmp_path / "run.jsonl", tmp_path / "bad.jsonl"
+    for seed in range(16):
+        case, policy = random_case(seed), "max_min_fairness_perf"
+        run(case.setup, make(policy), case.rules, name=policy, journal=path)
+        run(failing(case, path, seed), make(policy), case.rules, name=policy, journal=path)
+        lines = [json.loads(line) for line in path.read_text().splitlines()]
+        for name, code, changed in planted(lines, Random(seed)):
+            bad.write_text("".join(json.dumps(line) + "\n" for line in changed))
+            assert code in check_journal(bad).faults_by_code, (seed, name)
+            counted[name] += 1
+    assert min(counted.values()) > 5
+    assert len(counted) == 9

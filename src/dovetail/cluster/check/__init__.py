@@ -28,11 +28,13 @@ CODES = {
     "step": "a step that is missing, doubled or out of order",
     "time": "an instant before the one written ahead of it, or not a time; a round or a plan that is or is not due",
     "arrival": "a job that arrives twice, or of which something happens before it arrives",
-    "device": "devices that do not exist, are down, drained or fail in this step, or are not all of the lease's type",
+    "device": "devices that do not exist, are down, drained or fail in this step, or are not all of the lease's type; "
+    "devices that fail or are drained twice, or come back without",
     "width": "a job on more or fewer devices than it needs",
     "overlap": "a device held by two jobs that do not share it",
     "twice": "a job that runs in two places at a time",
-    "finish": "an end of a lease that does not run, with another beginning or end, or for which there is no cause",
+    "finish": "an end of a lease that does not run, with another beginning or end, or for which there is no cause; a "
+    "failure that ends other leases than those on its device",
     "reason": "a lease without a reason, or a round's lease where no round begins",
     "kind": "a lease as another model than the job's",
     "batch": "a batch that does not fit where it runs, or that the job did not ask for",

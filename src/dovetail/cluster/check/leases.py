@@ -69,6 +69,8 @@ class LeaseChecker:
         self.unsound = ""  # the first record that refers to what is not there: no figures can be computed from it
 
     def step(self, n: int, t: float, events: Sequence[Any]) -> None:
+        for job in sorted(self._unlucky - self._left.keys()):
+            self._fault("finish", job, "it lost an accelerator, and its lease goes on")
         if n <= self._n or (n > self._n + 1 and not self._brief):
             self._faults.add("step", f"step {n}", f"found it after step {self._n}")
         self._n = n
@@ -209,6 +211,12 @@ class LeaseChecker:
 
     def _see_planned(self, columns: dict[str, Any]) -> None:
         self._ahead |= {job: tuple(devices) for job, devices in zip(columns["id"], columns["devices"], strict=True)}
+        types = self._devices.type_of
+        for job, on, devices in zip(columns["id"], columns["on"], columns["devices"], strict=True):
+            if job not in self._jobs:
+                self._fault("plan", job, "it was planned before it arrived")
+            if any(each >= len(types) or types[each] != on for each in devices) or on >= len(self._facts.types):
+                self._fault("plan", job, f"it was planned on {devices}, which are not there or not of type {on}")
 
     def _see_spares(self, columns: dict[str, Any]) -> None:
         self._spares = {job: tuple(devices) for job, devices in zip(columns["id"], columns["devices"], strict=True)}
@@ -334,17 +342,32 @@ class LeaseChecker:
                 account.closed = True
 
     def _see_failed(self, columns: dict[str, Any]) -> None:
-        for device in columns["device"]:
-            if device >= len(self._holders):
-                self._faults.add("device", f"{self._now} s", f"there is no accelerator {device} that could fail")
+        for device, jobs in zip(columns["device"], columns["jobs"], strict=True):
+            if not self._take_out([device], self._down, "fails"):
                 continue
             for job in sorted(self._holders[device] & self._begun):
                 self._fault("device", job, f"it began on accelerator {device}, which fails in this step")
-            self._down.add(device)
+            if not self._brief and sorted(jobs) != sorted(self._holders[device]):
+                found = f"found jobs {jobs} that lose accelerator {device}, expected {sorted(self._holders[device])}"
+                self._faults.add("finish", f"{self._now} s", found)
             self._unlucky |= self._holders[device]
 
     def _see_mended(self, columns: dict[str, Any]) -> None:
-        self._down.difference_update(columns["device"])
+        self._give_back(columns["device"], self._down, "comes back")
+
+    def _take_out(self, devices: Sequence[int], out: set[int], what: str) -> bool:
+        """Nobody may have these devices any more; whether all of them are there, and were not out before."""
+        wrong = [device for device in devices if device >= len(self._holders) or device in out]
+        for device in wrong:
+            self._faults.add("device", f"{self._now} s", f"accelerator {device} {what}, and is not there or was out")
+        out.update(devices)
+        return not wrong
+
+    def _give_back(self, devices: Sequence[int], out: set[int], what: str) -> None:
+        for device in devices:
+            if device not in out:
+                self._faults.add("device", f"{self._now} s", f"accelerator {device} {what}, and was not out")
+        out.difference_update(devices)
 
     def _see_prices(self, columns: dict[str, Any]) -> None:
         """They are what the header says, from when on it says so; by the older rules, from a round's end on."""

@@ -228,10 +228,10 @@ class LiveLeaseChecker(LeaseChecker):
         return ""
 
     def _see_drained(self, columns: dict[str, Any]) -> None:
-        self._drained.update(columns["device"])
+        self._take_out(columns["device"], self._drained, "is drained")
 
     def _see_undrained(self, columns: dict[str, Any]) -> None:
-        self._drained.difference_update(columns["device"])
+        self._give_back(columns["device"], self._drained, "is drained no more")
 
     def _see_joined(self, columns: dict[str, Any]) -> None:
         try:
