@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Callable
+import json
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterator
 from math import inf
 from pathlib import Path
 from random import Random
+from typing import Any
 
+import msgspec
 import pytest
 
 from dovetail.cli import main
@@ -15,6 +18,7 @@ from dovetail.cluster.check import check_journal
 from dovetail.cluster.explain import explain
 from dovetail.cluster.policies import make
 from dovetail.cluster.simulate import run
+from dovetail.cluster.sweeps.entity_shares import entity_shares
 from dovetail.core.check import check_journal as check_events
 from dovetail.core.errors import InputError
 from dovetail.core.findings import Findings
@@ -64,6 +68,57 @@ def test_no_damage_breaks_a_reader(name: str, texts: dict[str, bytes], tmp_path:
             assert breaks_down(*commands, ["report", path, "--out", tmp_path / "run.html"]) == []
     assert found["invalid"] > 15
     assert found["unreadable"] > 15
+
+
+INDEXES = ("id", "kind", "on", "devices", "device", "jobs", "beside", "why", "entity", "phases")
+
+
+def _indexes(column: Any, place: tuple[int, ...] = ()) -> Iterator[tuple[int, ...]]:
+    """The places of whole numbers in a column."""
+    if isinstance(column, list):
+        for i, value in enumerate(column):
+            yield from _indexes(value, (*place, i))
+    elif type(column) is int:
+        yield place
+
+
+def _misled(lines: list[dict[str, Any]], rng: Random) -> Iterator[tuple[str, list[dict[str, Any]]]]:
+    """Journals in which one number of a row refers to what is not there, for every column of every kind of row."""
+    spots: dict[str, list[tuple[int, str, tuple[int, ...]]]] = defaultdict(list)
+    for i, line in enumerate(lines[1:], start=1):
+        for name, column in line.get("columns", {}).items():
+            if name in INDEXES:
+                spots[f"{line['of']}.{name}"] += ((i, name, place) for place in _indexes(column))
+    facts = lines[0]["facts"]
+    counts = {"kind": len(facts["kinds"]), "on": len(facts["types"]), "entity": len(facts["entities"])}
+    for what, each in spots.items():
+        for i, name, place in rng.sample(each, min(2, len(each))):
+            for number in (-2, counts.get(name, 64), 1000, 2**31 - 1):
+                changed = json.loads(json.dumps(lines[i]))
+                column = changed["columns"][name]
+                for at in place[:-1]:
+                    column = column[at]
+                column[place[-1]] = number
+                yield what, [*lines[:i], changed, *lines[i + 1 :]]
+
+
+def test_a_number_that_refers_to_nothing_is_found(tmp_path: Path) -> None:
+    """By the checker, or as input that is told by its line; who looks things up tells it too, or has no need of it."""
+    path, found, policy = tmp_path / "run.jsonl", Counter[str](), "max_min_fairness_packed"
+    for seed in (103, 163, 169):
+        case = random_case(seed)
+        rules = msgspec.structs.replace(case.rules, decide_at=0.8, spares=True, inside=True)
+        run(case.setup, make(policy), rules, name=policy, journal=path)
+        lines = [json.loads(line) for line in path.read_text().splitlines()]
+        for what, changed in _misled(lines, Random(seed)):
+            path.write_text("".join(json.dumps(line) + "\n" for line in changed))
+            error = _error(lambda: found.update(valid=check_journal(path).valid))
+            assert not error or error.startswith(f"{path}:"), what
+            assert not found["valid"], what
+            for error in (_error(lambda: explain(Reader(path), "1")), _error(lambda: entity_shares(Reader(path), 4))):
+                assert not error or error.startswith(f"{path}:"), what
+            found[what] += 1
+    assert found.keys() >= {"arrived.entity", "started.devices", "started.beside", "failed.jobs", "planned.on"}
 
 
 def test_both_kinds_of_readers_agree(tmp_path: Path) -> None:

@@ -6,6 +6,7 @@ be what its rate gives in its time, or what its processes reported; and a comple
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,16 +19,17 @@ from dovetail.cluster.check.live_rounds import LiveRounds
 from dovetail.cluster.check.recount import BoundRecount, check_charts
 from dovetail.cluster.header import ClusterFacts, facts_of, rules_of
 from dovetail.cluster.metrics import ClusterMetrics, details_of, metrics_for, summary
-from dovetail.cluster.rounding.schema import LARGEST, sound_steps
+from dovetail.cluster.rounding.schema import LARGEST, line_of, sound_steps
+from dovetail.core.errors import InputError
 from dovetail.core.findings import Findings, Report, check_bounds
 from dovetail.core.journal import Ended, Reader, open_journal
 
-__all__ = ["CODES", "LeaseChecker", "check_journal", "checker_for"]
+__all__ = ["CODES", "LeaseChecker", "check_journal", "readable_steps"]
 
 CODES = {
     "step": "a step that is missing, doubled or out of order",
     "time": "an instant before the one written ahead of it, or not a time; a round or a plan that is or is not due",
-    "arrival": "a job that arrives twice, or of which something happens before it arrives",
+    "arrival": "a job that arrives twice, is of no known kind or entity, or to which something happens before",
     "device": "devices that do not exist, are down, drained or fail in this step, or are not all of the lease's type; "
     "devices that fail or are drained twice, or come back without",
     "width": "a job on more or fewer devices than it needs",
@@ -73,6 +75,17 @@ def checker_for(reader: Reader, faults: Findings) -> LeaseChecker:
         return LeaseChecker(facts, faults, rules.free_moves)
     live = LiveAccounts(rules.failures, reader.header.policy, reader.header.options)
     return LiveLeaseChecker(facts, faults, live, LiveRounds(rules.round_s, rules.decide_at))
+
+
+def readable_steps(reader: Reader, facts: ClusterFacts) -> Iterator[tuple[int, float, Sequence[Any]]]:
+    """A recorded run for those who look up what its rows refer to; an error where that is not there."""
+    checker = checker_for(reader, Findings())
+    for n, t, events in sound_steps(reader, len(facts.types)):
+        checker.step(n, t, events)
+        if checker.unsound:
+            line = line_of(reader, n)
+            raise InputError(f"{reader.path}:{line}: {checker.unsound} (`dovetail check` finds more)")
+        yield n, t, events
 
 
 def check_journal(path: Path) -> Report:

@@ -118,7 +118,8 @@ class LeaseChecker:
     def _see_arrived(self, columns: dict[str, Any]) -> None:
         keys = (columns[key] for key in ("id", "kind", "steps", "at_s"))
         phases = columns.get("phases") or [()] * len(columns["id"])
-        for job, kind, steps, at_s, changes in zip(*keys, phases, strict=True):
+        entities = columns.get("entity") or [-1] * len(columns["id"])
+        for job, kind, steps, at_s, changes, entity in zip(*keys, phases, entities, strict=True):
             if job in self._jobs:
                 self._fault("arrival", job, "it arrived before")
             elif fault := self._number_fault(job):
@@ -126,6 +127,8 @@ class LeaseChecker:
             if not 0 <= kind < len(self._facts.kinds):
                 self._unsound("arrival", job, f"there is no kind {kind}")
                 continue
+            if entity >= len(self._facts.entities):
+                self._unsound("arrival", job, f"there is no entity {entity}")
             if at_s > self._now:
                 self._fault("arrival", job, f"it is known before its arrival at {at_s} s")
             self._jobs[job] = JobAccount(kind, steps, at_s)
@@ -171,7 +174,10 @@ class LeaseChecker:
             out = self._down if stays else self._down | self._drained
             wrong = [d for d in devices if d not in known or self._devices.type_of[d] != on or d in out]
             if wrong:
-                self._fault("device", job, f"devices {wrong} do not exist, are down or drained, or not of type {on}")
+                tell = self._fault if len(known) == len(devices) else self._unsound
+                tell("device", job, f"devices {wrong} do not exist, are down or drained, or not of type {on}")
+            if beside >= 0 and beside not in self._jobs:
+                self._unsound("overlap", job, f"it is beside job {beside}, which has not arrived")
             (self._stayed if stays else self._begun).add(job)
             self._leases[job] = OpenLease(on, tuple(known), beside, self._now, price_s, kind)
             if known:
@@ -212,11 +218,15 @@ class LeaseChecker:
     def _see_planned(self, columns: dict[str, Any]) -> None:
         self._ahead |= {job: tuple(devices) for job, devices in zip(columns["id"], columns["devices"], strict=True)}
         types = self._devices.type_of
-        for job, on, devices in zip(columns["id"], columns["on"], columns["devices"], strict=True):
-            if job not in self._jobs:
-                self._fault("plan", job, "it was planned before it arrived")
+        besides, kinds = (columns.get(name) or [-1] * len(columns["id"]) for name in ("beside", "kind"))
+        keys = (columns[name] for name in ("id", "on", "devices"))
+        for job, on, devices, beside, kind in zip(*keys, besides, kinds, strict=True):
+            if job not in self._jobs or (beside >= 0 and beside not in self._jobs):
+                self._fault("plan", job, f"it was planned beside {beside} before both had arrived")
             if any(each >= len(types) or types[each] != on for each in devices) or on >= len(self._facts.types):
                 self._fault("plan", job, f"it was planned on {devices}, which are not there or not of type {on}")
+            if kind >= len(self._facts.kinds):
+                self._fault("plan", job, f"it was planned as kind {kind}, which there is not")
 
     def _see_spares(self, columns: dict[str, Any]) -> None:
         self._spares = {job: tuple(devices) for job, devices in zip(columns["id"], columns["devices"], strict=True)}
@@ -359,7 +369,10 @@ class LeaseChecker:
         """Nobody may have these devices any more; whether all of them are there, and were not out before."""
         wrong = [device for device in devices if device >= len(self._holders) or device in out]
         for device in wrong:
-            self._faults.add("device", f"{self._now} s", f"accelerator {device} {what}, and is not there or was out")
+            there = device < len(self._holders)
+            fault = f"accelerator {device} {what}, and {'was out' if there else 'does not exist'}"
+            self._faults.add("device", f"{self._now} s", fault)
+            self.unsound = self.unsound or ("" if there else f"{self._now} s: {fault}")
         out.update(devices)
         return not wrong
 

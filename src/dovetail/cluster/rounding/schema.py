@@ -251,10 +251,10 @@ def sound_steps(reader: Reader, types: int) -> Iterator[tuple[int, float, Sequen
     """The steps of a journal, rows as rows; ends with an error that names the line if some cannot be read."""
     for n, t, events in reader.rows():
         if not 0 <= t <= LARGEST:
-            raise InputError(f"{reader.path}:{_line(reader, n)}: t is {t}, expected seconds")
+            raise InputError(f"{reader.path}:{line_of(reader, n)}: t is {t}, expected seconds")
         for at, event in enumerate(events):
             if isinstance(event, Rows) and (fault := fault_in(event, types)):
-                raise InputError(f"{reader.path}:{_line(reader, n, at)}: {fault}")
+                raise InputError(f"{reader.path}:{line_of(reader, n, at)}: {fault}")
         yield n, t, events
 
 
@@ -262,8 +262,8 @@ class _Numbered(Struct):
     n: int
 
 
-def _line(reader: Reader, n: int, place: int = 0) -> int:
-    """The number of the line that holds a step's event."""
+def line_of(reader: Reader, n: int, place: int = 0) -> int:
+    """The number of the line that holds a step's event, or its first one."""
     with open_bytes(reader.path) as file:
         for number, line in enumerate(file, start=1):
             if number > 1 and msgspec.json.decode(line, type=_Numbered).n == n:

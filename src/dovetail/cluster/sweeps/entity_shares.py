@@ -7,9 +7,9 @@ from typing import Any
 
 import numpy as np
 
-from dovetail.cluster.header import facts_of, setup_of
+from dovetail.cluster.check import readable_steps
+from dovetail.cluster.header import ClusterFacts, facts_of, setup_of
 from dovetail.cluster.policies.base import Floats
-from dovetail.cluster.rounding.schema import sound_steps
 from dovetail.core.errors import InputError
 from dovetail.core.events import Rows
 from dovetail.core.journal import Reader
@@ -30,7 +30,7 @@ def entity_shares(reader: Reader, parts: int) -> list[dict[str, Any]]:
         raise InputError(f"{reader.path}: expected a journal with leases, found a summary")
     rates, counts = setup_of(reader.header).rates(), np.array(facts.counts)
     usual = rates @ counts / counts.sum()  # steps per second on the average accelerator
-    leases = _Leases(reader, len(facts.types))
+    leases = _Leases(reader, facts)
     if not leases.end_s:
         raise InputError(f"{reader.path}: expected jobs that ran, found a run of 0 s")
     edges = np.linspace(leases.first_s if facts.from_first_arrival else 0.0, leases.end_s, parts + 1)
@@ -70,14 +70,14 @@ def _part(of: Floats, entity: int, part: int) -> float | None:
 class _Leases:
     """All leases of a journal as columns, and when jobs of entities came and went."""
 
-    def __init__(self, reader: Reader, types: int) -> None:
+    def __init__(self, reader: Reader, facts: ClusterFacts) -> None:
         kind: dict[int, int] = {}
         entity: dict[int, int] = {}
         wide: dict[int, int] = {}  # accelerators that a job holds
         self._stay: dict[int, tuple[float, float]] = {}
         found: list[tuple[int, int, float, float, float, float]] = []
         self.first_s, self.end_s = inf, 0.0
-        for _, t, events in sound_steps(reader, types):
+        for _, t, events in readable_steps(reader, facts):
             self.end_s = max(self.end_s, t)
             for rows in events:
                 if not isinstance(rows, Rows):
@@ -96,7 +96,7 @@ class _Leases:
                 elif rows.of == "stopped":
                     names = ("id", "beside", "from_s", "to_s", "steps")
                     for job, beside, begin_s, end_s, steps in zip(*(columns[name] for name in names), strict=True):
-                        had = wide[job] / (1 if beside < 0 else 2)
+                        had = wide.get(job, 0) / (1 if beside < 0 else 2)
                         found.append((entity[job], kind[job], had, begin_s, end_s, steps))
                 elif rows.of in ("completed", "rejected"):
                     ends_s = columns.get("at_s") or [t] * len(columns["id"])
