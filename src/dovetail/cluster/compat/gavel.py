@@ -51,6 +51,7 @@ class GavelSimulation(VirtualTime):
             kinds=setup.throughputs.kinds,
             resizes=False,
             pairs=AllPairs,
+            shows_rounds=False,
         )
         if mechanism.pair_rates is not None:  # its policies had them in single precision, its clock did not
             mechanism.seen_pair_rates = mechanism.pair_rates.astype(np.float32).astype(np.float64)

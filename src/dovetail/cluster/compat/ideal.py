@@ -40,6 +40,7 @@ class IdealSimulation(VirtualTime):
             random.Random(setup.seed),
             setup.entities,
             kinds=setup.throughputs.kinds,
+            shows_rounds=False,
         )
         super().__init__(setup, mechanism)
         self._runs = fastest(setup, policy)[0] > 0

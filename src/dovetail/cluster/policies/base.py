@@ -94,6 +94,8 @@ class Problem:
     kind_width: Ints | None = None  # accelerators of every kind, given with `scaled`
     adaptive: AdaptiveJobs | None = None  # what is known of jobs that choose their batch, if there are any
     phased: PhasedJobs | None = None  # what is known of jobs that come with phases, if there are any
+    round_s: float = 0.0  # shares are carried out in rounds of this length; 0: exactly
+    restart_s: float = 0.0  # what a job usually loses when it starts anew
 
     @property
     def speed(self) -> Floats:

@@ -46,10 +46,12 @@ class ShareAccounts:
         resizes: bool = True,
         pairs: type[Pairs] = Pairs,
         phases: Phases | None = None,
+        shows_rounds: bool = True,
     ) -> None:
         """`entities` have weights; `kinds` are models and widths; jobs keep theirs unless an elastic policy `resizes`
-        them. `phases` are of jobs whose rate changes."""
+        them. `phases` are of jobs whose rate changes. The policy knows of rounds if it `shows_rounds`."""
         self.phases = phases
+        self._shows_rounds = shows_rounds
         self.types = types
         self.counts = counts.copy()
         self.rates = rates
@@ -327,6 +329,8 @@ class ShareAccounts:
             if self.phases is None
             else self.phases.columns(jobs.id, jobs.kind, self._pauses(now), self.elastic),
             phased=None if self.phases is None else self.phases.modes(jobs.id, jobs.kind, jobs.steps - left),
+            round_s=self.rules.round_s if self._shows_rounds else 0.0,
+            restart_s=self.rules.restart_s if self._shows_rounds else 0.0,
         )
 
     def _pauses(self, now: float) -> Floats:
