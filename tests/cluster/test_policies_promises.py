@@ -282,6 +282,17 @@ def total_ends(time: Floats, queue: tuple[int, ...]) -> float:
     return float(sum(ends))
 
 
+def test_allox_promises_the_least_sum_on_what_is_free_and_waits_for_no_busy_accelerator() -> None:
+    allox = make("allox")
+    for jobs in (1, 2):
+        problem = drawn(0, jobs=jobs, kinds=1, counts=(1, 1), weights=(1.0,))
+        problem.rates[0] = [10.0, 1.0]
+        problem.steps_left[:] = [10.0, 1000.0][:jobs]
+        share = allox.allocate(problem).share
+    assert share.tolist() == [[1.0, 0.0], [0.0, 1.0]]  # 1000 s at once, not 101 s after the first job
+    assert "matched to what is free now" in (type(allox).__doc__ or "").splitlines()[0]
+
+
 def test_allox_places_nobody_where_it_does_not_run() -> None:
     """A job that is placed stays, so one on a type that it does not run on would wait there for ever."""
     for seed in range(20):

@@ -18,11 +18,12 @@ EXACT = 100  # waiting jobs that are matched to the last digit
 
 @policy("allox", level="cluster")
 class AlloX:
-    """Running jobs stay; the waiting are matched to queue places so that the sum of completion times is least.
+    """Running jobs stay; the waiting are matched to what is free now, with the least sum of completion times there.
 
-    A job k-th from the end of an accelerator's queue delays k jobs by its own time, itself included: the matching of
-    least total delay is optimal. Only the first of every queue starts. Of the waiting jobs the oldest part `alpha` is
-    matched, or as many as there are free accelerators. Jobs have one accelerator each. Of more than 100 that are
+    An accelerator that is busy is not waited for, so a job may go to a slow type for good. A job k-th from the end of
+    an accelerator's queue delays k jobs by its own time, itself included: the matching of least total delay is optimal
+    for what waits, on what is free. Only the first of every queue starts. Of the waiting jobs the oldest part `alpha`
+    is matched, or as many as there are free accelerators. Jobs have one accelerator each. Of more than 100 that are
     matched, the sum is as little as it can be by moves of single jobs: its reason says how far from the least at most.
     """
 
