@@ -88,6 +88,18 @@ def test_entities_of_a_trace_have_weights(trace: Path) -> None:
     assert weighed == {"research": 1.0, "product": 3.0}
 
 
+def test_an_entity_without_jobs_is_left_out_and_no_slip_is_taken_for_one() -> None:
+    def entities(*of: str, **weights: float) -> dict[str, float]:
+        jobs = [{"arrival_s": 0, "model": "LM (batch size 20)", "steps": 9, "entity": entity} for entity in of]
+        return load(Scenario(trace=jobs, entities=weights)).setup.entities
+
+    assert entities("y", "", x=2.0, y=3.0) == {"y": 3.0, "": 1.0}
+    with pytest.raises(InputError, match=r"no job is of the entity 'x'; known: y$"):
+        entities("y", "", x=2.0)
+    with pytest.raises(InputError, match=r"no job is of the entity 'x'; no job has an entity$"):
+        entities("", "", x=2.0)
+
+
 @pytest.mark.parametrize(
     ("given", "message"),
     [

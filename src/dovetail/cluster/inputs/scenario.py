@@ -424,14 +424,16 @@ def _prices(scenario: Scenario, spec: ClusterSpec) -> Prices:
 
 
 def _entities(scenario: Scenario, jobs: Iterable[Job]) -> dict[str, float]:
-    """The weights of all entities: those given, and 1 for others that a trace names."""
+    """The weights of all entities: those given, and 1 for others that a trace names. One that has no jobs is left out,
+    but taken for a slip if another one has jobs and no weight."""
     if scenario.trace is None:
         return scenario.entities
     named = dict.fromkeys(job.entity for job in jobs)
     if not scenario.entities and list(named) == [""]:
         return {}
+    known = [name for name in named if name]
     unknown = [name for name in scenario.entities if name not in named]
-    if unknown:
-        where, hint = _named(scenario.trace, "trace"), did_you_mean(unknown[0], named)
+    if unknown and not (known and scenario.entities.keys() >= set(known)):
+        where, hint = _named(scenario.trace, "trace"), did_you_mean(unknown[0], known) or "; no job has an entity"
         raise InputError(f"{where}: no job is of the entity {unknown[0]!r}{hint}")
     return {name: scenario.entities.get(name, 1.0) for name in named}
