@@ -11,6 +11,7 @@ from xml.etree import ElementTree
 
 import pytest
 
+from dovetail import cluster
 from dovetail.cluster.words import WORDS
 from dovetail.core.errors import InputError
 from dovetail.core.events import Rows
@@ -254,3 +255,15 @@ def test_many_leases_on_many_devices_are_merged_and_many_devices_told_by_type(tm
     assert "150 x x" in html
     assert "accelerator 17" not in html.split("<script", 1)[0]
     assert draw([story], dpi=30)
+
+
+def test_a_run_without_leases_is_no_summary(tmp_path: Path) -> None:
+    job = {"arrival_s": 1.7e9, "model": "m", "steps": 0}
+    problem = cluster.load(
+        cluster={"a": 1}, throughputs=[{"model": "m", "type": "a", "steps_per_s": 1}], trace=[job, job]
+    )
+    run = cluster.simulate(problem, "fifo_perf", journal=tmp_path / "none.jsonl")
+    text = page([collect(tmp_path / "none.jsonl")])
+    assert "There were no leases, so there is no schedule to draw." in text
+    assert "is a summary" not in text
+    assert run.plot().svg.startswith("<svg")

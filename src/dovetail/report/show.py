@@ -37,7 +37,8 @@ def picture_of(journal: Path, what: str) -> str:
     story = collect(journal, max_bars=_BARS, max_finest=0)
     if what == "responses":
         return _responses(story)
-    return standalone(gantt(story)) if story.scheduled else chart_of(story.charts[0])
+    over_time = story.figures.makespan_s > 0  # else there are charts without a point
+    return chart_of(story.charts[0]) if over_time and not story.scheduled else standalone(gantt(story))
 
 
 def chart_of(chart: Chart) -> str:

@@ -152,7 +152,9 @@ class Story(Struct):
                 "are theirs, and the run ends with the last of them."
             )
         if not self.scheduled:
-            notes.append(f"The journal is a summary: it holds no {words.tasks}, so there is no schedule to draw.")
+            summary = self.header.facts.get("mode") == "summary"
+            none = f"The journal is a summary: it holds no {words.tasks}" if summary else f"There were no {words.tasks}"
+            notes.append(f"{none}, so there is no schedule to draw.")
         if self.windowed:
             notes.append(
                 f"The pictures over time show {self.from_s:,.6g} s to {self.to_s:,.6g} s; "
