@@ -97,3 +97,21 @@ def test_a_sweep_shows_differences_seed_by_seed(capsys: pytest.CaptureFixture[st
     code, _, err = run(capsys, "sweep", "paired", str(tmp_path), "--against", "fif")
     assert code == 2
     assert "did you mean 'fifo'" in err
+
+
+def test_stretches_of_a_run_in_epoch_seconds_have_labels_of_their_own(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    (tmp_path / "jobs.csv").write_text("arrival_s,model,steps,entity\n1700000000,m,9000,x\n1700000060,m,9000,y\n")
+    (tmp_path / "rates.csv").write_text("model,type,steps_per_s\nm,a,1\n")
+    words = ("-t", str(tmp_path / "jobs.csv"), "--throughputs-file", str(tmp_path / "rates.csv"), "-c", "a=1")
+    code, out, err = run(capsys, "figure", "entities", *words, "--entities", "x=1", "y=1", "--parts", "4")
+    assert (code, err) == (0, "")
+    assert "h after first arrival" in out
+    labels = [line.split()[0] for line in out.splitlines() if line.split()[1:2] == ["x"]]
+    assert labels[0] == "0"
+    assert len(set(labels)) == 4
+    _, out, _ = run(
+        capsys, "figure", "entities", *words, "--entities", "x=1", "y=1", "--parts", "4", "--format", "json"
+    )
+    assert json.loads(out)[0]["time_s"] == 1.7e9

@@ -7,6 +7,7 @@ import random
 import re
 import shutil
 from collections.abc import Iterator
+from itertools import pairwise
 from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
@@ -523,25 +524,26 @@ def test_without_javascript_figures_and_tables_are_all_there(browser: Browser, t
     context.close()
 
 
-def rounds(path: Path, devices: int, leases: bool = True) -> Path:
+def rounds(path: Path, devices: int, leases: bool = True, begin_s: float = 0.0) -> Path:
     """Jobs 0 and 1 share accelerator 0 for 100 s; each of the others, the last first, has one of its own."""
     types = {name: DeviceType(name) for name in ("fast", "slow")}
     pool = Pool(tuple(Device(i, "fast" if i < 2 else "slow", i // 4) for i in range(devices)), types)
     ids = list(range(devices + 1))
     held = [[0], [0], *([device] for device in range(devices - 1, 0, -1))]
     beside = [1, 0, *[-1] * (devices - 1)]
-    facts = {"kinds": [["A", 1], ["B", 1]], "why": ["its turn"], "restart_s": 5.0}
-    arrived = Rows("arrived", {"id": ids, "kind": [job % 2 for job in ids], "at_s": [0.0] * len(ids)})
+    facts = {"kinds": [["A", 1], ["B", 1]], "why": ["its turn"], "restart_s": 5.0, "from_first_arrival": begin_s > 0}
+    arrived = Rows("arrived", {"id": ids, "kind": [job % 2 for job in ids], "at_s": [begin_s] * len(ids)})
     started = Rows("started", {"id": ids, "devices": held, "why": [0] * len(ids), "beside": beside})
-    steps: list[tuple[float, list[Any]]] = [(0.0, [arrived, started] if leases else [arrived])]
+    steps: list[tuple[float, list[Any]]] = [(begin_s, [arrived, started] if leases else [arrived])]
     for i, part in enumerate((ids[2::3], ids[3::3], ids[4::3] + ids[:2])):
         ends = [Rows("stopped", {"id": part})] if leases else []
-        steps.append((40.0 + 30 * i, [*ends, Rows("completed", {"id": part})]))
+        steps.append((begin_s + 40 + 30 * i, [*ends, Rows("completed", {"id": part})]))
     with Writer(path, Header(level="cluster", policy="fair", pool=pool, facts=facts, words=CLUSTER)) as writer:
         for n, (t, events) in enumerate(steps, start=1):
             writer.step(n, t, events)
-        few = Chart("Few points", "time, s", "jobs", [Series("jobs", [(0.0, 1.0), (50.0, 2.0), (100.0, 1.0)])])
-        writer.end(len(steps) + 1, 100.0, {"rho_mean": 0.8, **as_fact([few])})
+        points = [(begin_s, 1.0), (begin_s + 50, 2.0), (begin_s + 100, 1.0)]
+        few = Chart("Few points", "time, s", "jobs", [Series("jobs", points)])
+        writer.end(len(steps) + 1, begin_s + 100, {"rho_mean": 0.8, **as_fact([few])})
     return path
 
 
@@ -596,6 +598,35 @@ def test_a_chosen_stretch_holds_for_the_curves_too(browser: Browser, tmp_path: P
     assert points() == 0  # they would tell values where they are not
     tab.get_by_role("button", name="Whole run").click()
     assert (drawn(), marks(), points()) == (whole, all_marks, all_points)
+    assert seen.complaints == []
+
+
+@pytest.mark.parametrize("width", [1240, 700])
+def test_labels_of_epoch_seconds_do_not_run_into_each_other(browser: Browser, tmp_path: Path, width: int) -> None:
+    file, begin_s = tmp_path / "page.html", 1_700_000_000.0
+    file.write_text(page([collect(rounds(tmp_path / "run.jsonl", 8, begin_s=begin_s))]), encoding="utf-8")
+    tab = new_context(browser, viewport={"width": width, "height": 900}).new_page()
+    tab.add_init_script(
+        """window.ruler = [];
+        const pen = CanvasRenderingContext2D.prototype, fill = pen.fillText;
+        pen.fillText = function (text, x, y) {
+            const half = this.measureText(text).width / 2;
+            if (/^1,7.* s$/.test(text)) ruler.push([text, x - half, x + half]);
+            fill.call(this, text, x, y);
+        };"""
+    )
+    seen = Opened(tab, file)
+    for _ in range(4):
+        tab.evaluate("ruler.length = 0")
+        tab.locator("[data-do='+']").click()
+        low, high = seen.view()
+        labels = tab.evaluate("ruler")
+        last = max(i for i, (_, left, _) in enumerate(labels) if left == min(each[1] for each in labels))
+        labels = labels[last:]  # of what was painted last
+        assert all(left >= right + 4 for (_, _, right), (_, left, _) in pairwise(labels))
+        assert len({text for text, _, _ in labels}) == len(labels) > 0
+        for mark in tab.locator("svg[data-time] .marks text").all_text_contents():
+            assert low <= float(mark.replace(",", "")) <= high
     assert seen.complaints == []
 
 

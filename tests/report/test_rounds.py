@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import io
 import json
+import re
 from collections.abc import Callable, Sequence
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
@@ -24,6 +26,7 @@ from dovetail.report.data.bars import DONE, FAILED
 from dovetail.report.data.collect import QUEUE, Story, collect
 from dovetail.report.html import page
 from dovetail.report.static import draw
+from dovetail.report.svg.gantt import gantt
 
 Step = tuple[float, Sequence[Any]]
 Write = Callable[..., Path]
@@ -267,3 +270,39 @@ def test_a_run_without_leases_is_no_summary(tmp_path: Path) -> None:
     assert "There were no leases, so there is no schedule to draw." in text
     assert "is a summary" not in text
     assert run.plot().svg.startswith("<svg")
+
+
+LATE_S = 1_700_000_000.0
+
+
+def late_run(path: Path) -> Path:
+    """Jobs that arrive in epoch seconds, on servers that fail."""
+    problem = cluster.load(
+        cluster={"types": {"a": {"count": 2, "failure_s": 4000, "repair_s": 60}}},
+        throughputs=[{"model": "m", "type": "a", "steps_per_s": 1}],
+        trace=[{"arrival_s": LATE_S + 60 * i, "model": "m", "steps": 9000, "entity": "x"} for i in range(4)],
+    )
+    cluster.simulate(problem, "fifo_perf", journal=path)
+    return path
+
+
+def test_failures_are_told_from_the_first_arrival_in_epoch_seconds(tmp_path: Path) -> None:
+    story = collect(late_run(tmp_path / "late.jsonl"))
+    failed_s = [round(incident.t_s - LATE_S, 6) for incident in story.failed]
+    assert len(set(failed_s)) > 1
+    text = page([story])
+    card = text[text.index("Failed leases") :].split("</table>")[0]
+    assert "after first arrival" in card
+    times = [float(t.replace(",", "")) for t in re.findall(r'<td class="number time">([\d,.]+) s<', card)]
+    assert times == pytest.approx(failed_s, abs=max(failed_s) / 1000)
+    assert len(set(times)) == len(set(failed_s))
+
+
+@pytest.mark.parametrize("width", [960.0, 480.0])
+def test_labels_of_epoch_seconds_do_not_touch(tmp_path: Path, width: float) -> None:
+    svg = gantt(collect(late_run(tmp_path / "late.jsonl")), width=width)
+    labels = re.findall(r'<text x="([\d.]+)"[^>]*>(1,700,0[\d,]+)</text>', svg)
+    assert len({text for _, text in labels}) == len(labels) > 1
+    gaps = [float(b[0]) - float(a[0]) - 6.4 * (len(a[1]) + len(b[1])) / 2 for a, b in pairwise(labels)]
+    assert min(gaps) > 2
+    assert float(labels[-1][0]) + 3.2 * len(labels[-1][1]) <= width

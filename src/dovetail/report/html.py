@@ -334,15 +334,19 @@ def _types(story: Story) -> str:
 
 def _incidents(story: Story) -> str:
     words, out = story.words, ""
+    begin_s = story.first_arrivals_s[0] if story.header.from_first_arrival and story.first_arrivals_s else 0.0
+    when = "after first arrival" if begin_s else "time"
     for title, what, listed, total in (
         (f"{words.jobs.capitalize()} {words.rejected}", words.type, story.rejected, story.figures.rejected),
         (f"Failed {words.tasks}", words.task, story.failed, story.figures.failures),
     ):
         if listed:
             note = f"The first {MAX_LISTED} of {total:,}." if total > len(listed) else f"All {total:,}."
-            columns = [TableColumn("time", number=True, style="time"), TableColumn(words.job, style="name")]
+            columns = [TableColumn(when, number=True, style="time"), TableColumn(words.job, style="name")]
             columns += [TableColumn(what, style="name"), TableColumn("why")]
-            out += card(title, table(columns, [[look.seconds(i.t_s), i.job, i.what, i.why] for i in listed]), note)
+            times = look.instants([i.t_s - begin_s for i in listed])
+            rows = [[time, i.job, i.what, i.why] for time, i in zip(times, listed, strict=True)]
+            out += card(title, table(columns, rows), note)
     return out
 
 

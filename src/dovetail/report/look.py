@@ -6,6 +6,7 @@ import math
 import re
 from collections import Counter
 from collections.abc import Sequence
+from itertools import pairwise
 from typing import NamedTuple
 
 from dovetail.core.journal import Header
@@ -232,6 +233,18 @@ def number(value: float, digits: int = 4) -> str:
     return text.rstrip("0").rstrip(".") if "." in text else text
 
 
+def digits(values: Sequence[float]) -> int:
+    """How many digits tell values in rising order apart, 4 at least.
+
+    >>> digits([472222.0, 472222.5, 472223.0]), digits([0.0, 5.0, 10.0])
+    (7, 4)
+    """
+    apart = [b - a for a, b in pairwise(values) if b > a]
+    if not apart:
+        return 4
+    return max(4, math.floor(math.log10(max(map(abs, values)))) - math.floor(math.log10(min(apart))) + 1)
+
+
 def seconds(value: float, among: float = 0.0) -> str:
     """In the unit that reads best for it, or for the largest that it stands among, beside which rounding errors are 0.
 
@@ -242,6 +255,18 @@ def seconds(value: float, among: float = 0.0) -> str:
         value = 0.0
     unit = unit_for(max(abs(value), among))
     return f"{number(value / unit.seconds)} {unit.name}"
+
+
+def instants(times_s: Sequence[float]) -> list[str]:
+    """In one unit, with as many digits as tell them apart, down to microseconds.
+
+    >>> instants([5400.0, 180_000.0, 180_036.0])
+    ['1.5 h', '50 h', '50.01 h']
+    """
+    unit = unit_for(max(map(abs, times_s), default=0.0))
+    shown = [round(t, 6) / unit.seconds for t in times_s]
+    most = digits(sorted(shown))
+    return [f"{number(t, most)} {unit.name}" for t in shown]
 
 
 _UNIT = re.compile(r"(?<=\d) (?=[µm]?s\b|h\b|d\b|%)")  # where a line must not break

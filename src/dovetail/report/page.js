@@ -38,6 +38,18 @@ function niceStep(rough) {
   return size * 10;
 }
 
+// A multiple of a step, with the digits that tell it from the next one.
+function rounded(value, step) {
+  const decimals = clamp(Math.ceil(-Math.log10(step) - 1e-9), 0, 12);
+  return value.toLocaleString("en-US", {minimumFractionDigits: decimals, maximumFractionDigits: decimals});
+}
+
+// The step between labels that are as `wide` as it makes them, and at least so many pixels apart.
+function roomyStep(perPixel, least, wide) {
+  const step = niceStep(perPixel * least);
+  return niceStep(perPixel * Math.max(least, wide(step)));
+}
+
 function element(name, text, className) {
   const node = document.createElement(name);
   if (text !== undefined) node.textContent = text;
@@ -349,19 +361,22 @@ class Gantt {
 
   paintRuler() {
     const {pen, colour} = this, [name, unit] = this.run.unit;
-    const step = niceStep((this.view[1] - this.view[0]) / unit * 90 / this.plot);
-    const decimals = clamp(Math.ceil(-Math.log10(step) - 1e-9), 0, 12);
     pen.font = `12px ${FONT}`;
     pen.textBaseline = "alphabetic";
+    const wide = step => pen.measureText(`${rounded(this.view[1] / unit, step)} ${name}`).width + 20;
+    const step = roomyStep((this.view[1] - this.view[0]) / unit / this.plot, 90, wide);
+    let free = -Infinity;  // from here on there is no text
     for (let i = Math.ceil(this.view[0] / unit / step - 1e-9); i * step * unit <= this.view[1]; i++) {
       const x = Math.round(this.x(i * step * unit)) + 0.5;
-      const text = (i * step || 0).toLocaleString("en-US", {minimumFractionDigits: decimals, maximumFractionDigits: decimals}) + " " + name;
-      const half = pen.measureText(text).width / 2;
+      const text = `${rounded(i * step || 0, step)} ${name}`, half = pen.measureText(text).width / 2;
+      const middle = clamp(x, this.gutter + half - 4, this.width - half - 1);
       pen.fillStyle = colour.line;
       pen.fillRect(x - 0.5, this.top - 5, 1, this.height - this.top - 5);
       pen.fillStyle = colour.soft;
+      if (middle - half < free) continue;
       pen.textAlign = "center";
-      pen.fillText(text, clamp(x, this.gutter + half - 4, this.width - half - 1), this.top - 11);
+      pen.fillText(text, middle, this.top - 11);
+      free = middle + half + 8;
     }
   }
 
@@ -824,11 +839,12 @@ class Curves {
     for (const mark of this.fixed) mark.style.display = whole ? "" : "none";
     this.marks.innerHTML = this.all;
     if (whole) return;
-    const step = niceStep((to - from) / unit / ((right - left) / 70)), pattern = this.marks.querySelector("text"), made = [];
+    const step = roomyStep((to - from) / unit / (right - left), 70, step => 7 * rounded(to / unit, step).length + 8);
+    const pattern = this.marks.querySelector("text"), made = [];
     for (let i = Math.ceil(from / unit / step - 1e-9); i * step * unit <= to; i++) {
       const mark = pattern.cloneNode();
       mark.setAttribute("x", place(i * step * unit).toFixed(1));
-      mark.textContent = plain(i * step, 6);
+      mark.textContent = rounded(i * step || 0, step);
       made.push(mark);
     }
     this.marks.replaceChildren(...made);

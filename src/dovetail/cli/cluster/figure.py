@@ -289,11 +289,24 @@ def entities(
                 **rules.how(),
             )
     found = cluster.entity_shares(run, parts)
+    begin_s = found[0]["time_s"]
     rows = [
-        [round(row["time_s"] / 3600, 2), row["entity"], round(row["accelerators"], 2), *map(_percent, _shares(row))]
+        [
+            round((row["time_s"] - begin_s) / 3600, 2),
+            row["entity"],
+            round(row["accelerators"], 2),
+            *map(_percent, _shares(row)),
+        ]
         for row in found
     ]
-    names = ["from h", "entity", "accelerators", "entitled %", "of accelerators %", "of progress %"]
+    names = [
+        "h after first arrival" if begin_s else "from h",
+        "entity",
+        "accelerators",
+        "entitled %",
+        "of accelerators %",
+        "of progress %",
+    ]
     return _show(found, names, rows, out, format, "time_s", "share", "entity")
 
 

@@ -141,7 +141,7 @@ class Story(Struct):
         words = self.words
         if not self.ended:
             notes.append(
-                f"This run did not end: its journal breaks off at {self.end_s:,.6g} s"
+                f"This run did not end: its journal breaks off at {self.end_s:,.12g} s"
                 + (" in the middle of a record" if self.torn else "")
                 + f", with {self.unfinished:,} {words.jobs} unfinished."
                 + ("" if self.by_round else " What was still waiting then is not in the queue curve.")
@@ -157,7 +157,7 @@ class Story(Struct):
             notes.append(f"{none}, so there is no schedule to draw.")
         if self.windowed:
             notes.append(
-                f"The pictures over time show {self.from_s:,.6g} s to {self.to_s:,.6g} s; "
+                f"The pictures over time show {self.from_s:,.12g} s to {self.to_s:,.12g} s; "
                 f"{self.bars_outside:,} of {self.bars_seen:,} bars lie outside. The figures are of the whole run."
             )
         if self.resolution_s and not self.finest:

@@ -78,7 +78,7 @@ def band_chart(
         height = f"{at_y(level):.1f}"
         out.append(f'<line class="grid" x1="{_LEFT}" x2="{right}" y1="{height}" y2="{height}"/>')
         out.append(label(_LEFT - 8, at_y(level) + 4, _level(level, levels[-1]), "end"))
-    shown = _apart([(at_x(at), x.text(at)) for at in x.marks or _marks(x, every)])
+    shown = apart([(at_x(at), x.text(at)) for at in x.marks or _marks(x, every)])
     marks = [label(place, floor + 18, text, "middle") for place, text in shown]
     out.append(f'<g class="marks">{"".join(marks)}</g>')
     out.append(f'<line class="axis" x1="{_LEFT}" x2="{right}" y1="{floor}" y2="{floor}"/>')
@@ -151,10 +151,10 @@ def _under(name: str, right: float, width: float) -> str:
     return label(width / 2, _HEIGHT - 8, name, "middle").replace("<text ", close, 1)
 
 
-def _apart(marks: Sequence[tuple[float, str]]) -> list[tuple[float, str]]:
+def apart(marks: Sequence[tuple[float, str]]) -> list[tuple[float, str]]:
     """Every mark, or every second, third, ... so that none runs into the next.
 
-    >>> _apart([(0.0, "1,000"), (20.0, "1,200"), (40.0, "1,400")])
+    >>> apart([(0.0, "1,000"), (20.0, "1,200"), (40.0, "1,400")])
     [(0.0, '1,000'), (40.0, '1,400')]
     """
     for step in range(1, len(marks) + 1):

@@ -7,7 +7,8 @@ from html import escape
 from dovetail.report import look
 from dovetail.report.data.bars import FAILED, Bar
 from dovetail.report.data.collect import Story
-from dovetail.report.svg.charts import label
+from dovetail.report.svg.bands import apart
+from dovetail.report.svg.charts import CHARACTER, label
 
 WIDTH, _RIGHT, _ABOVE, _BELOW, _TALL = 960.0, 14.0, 24.0, 40.0, 480.0
 _NAMES = 24  # lanes that are named
@@ -37,10 +38,15 @@ def gantt(story: Story, to_s: float | None = None, colours: dict[str, str] | Non
     height = floor + _BELOW + 22 * rows
     title = f"{len(story.bars):,} bars on {lanes:,} {words.devices}, {look.seconds(story.to_s - story.from_s)}"
     out = [f'<svg viewBox="0 0 {width:g} {height:g}" role="img" class="chart full"><title>{escape(title)}</title>']
-    for at in look.ticks((to_s - story.from_s) / unit.seconds, width // 90):
-        place = left + at * unit.seconds * scale
+    steps = look.ticks((to_s - story.from_s) / unit.seconds, width // 90)
+    instants = [at + story.from_s / unit.seconds for at in steps]
+    marks = []
+    for at, instant in zip(steps, instants, strict=True):
+        place, text = left + at * unit.seconds * scale, look.number(instant, look.digits(instants))
         out.append(f'<line class="grid" x1="{place:.1f}" x2="{place:.1f}" y1="{_ABOVE}" y2="{floor:.1f}"/>')
-        out.append(label(place, floor + 16, look.number(at + story.from_s / unit.seconds), "middle"))
+        if place + CHARACTER * len(text) / 2 <= width:
+            marks.append((place, text))
+    out += [label(place, floor + 16, text, "middle") for place, text in apart(marks)]
     out.append(label((left + width - _RIGHT) / 2, floor + 32, f"time, {unit.name}", "middle"))
     for lane in range(0, len(names), every):
         middle = _ABOVE + pitch * lane + pitch / 2 + 4

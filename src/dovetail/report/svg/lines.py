@@ -9,7 +9,7 @@ from math import ceil, floor, log2
 
 from dovetail.core.results.charts import Chart
 from dovetail.report.document import WIDE, card, for_widths
-from dovetail.report.look import number, ticks, unit_for
+from dovetail.report.look import digits, number, ticks, unit_for
 from dovetail.report.svg.bands import Axis, Line, Point, band_chart
 from dovetail.report.svg.charts import staircase
 
@@ -28,8 +28,10 @@ def line_chart(chart: Chart, width: float = WIDE) -> str:
     if not any(series.points for series in chart.series):
         return f'<p class="lead">{escape(chart.title)}: there are no points.</p>'
 
+    marks = _marks(chart)
+
     def text(x: float) -> str:
-        return tick(x, chart.log_x)
+        return tick(x, chart.log_x, digits(marks))
 
     lines = []
     for i, series in enumerate(chart.series):
@@ -40,7 +42,7 @@ def line_chart(chart: Chart, width: float = WIDE) -> str:
         ]
         lines.append(Line(series.name, i, points))
     names = [series.name for series in chart.series] if len(chart.series) > 1 else []
-    x_axis = Axis(chart.x, steep=chart.log_x, tight=True, marks=_marks(chart), text=text)
+    x_axis = Axis(chart.x, steep=chart.log_x, tight=True, marks=marks, text=text)
     return band_chart(x_axis, Axis(chart.y), lines, chart.title, names, width=width)
 
 
@@ -77,10 +79,10 @@ def _marks(chart: Chart, most: int = 12) -> list[float]:
     return powers[:: -(-len(powers) // most)]
 
 
-def tick(x: float, log: bool) -> str:
+def tick(x: float, log: bool, most: int = 4) -> str:
     """A value on an axis; on a logarithmic one, parts of one as fractions.
 
     >>> tick(0.25, True), tick(4.0, True), tick(0.25, False)
     ('1/4', '4', '0.25')
     """
-    return f"1/{number(1 / x)}" if log and x < 1 else number(x)
+    return f"1/{number(1 / x)}" if log and x < 1 else number(x, most)
