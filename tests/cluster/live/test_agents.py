@@ -9,7 +9,9 @@ import signal
 import socket
 import sys
 import threading
+from contextlib import suppress
 from multiprocessing import Pipe
+from multiprocessing.connection import Client, Listener
 from pathlib import Path
 from queue import SimpleQueue
 
@@ -18,9 +20,17 @@ import pytest
 from dovetail.cluster.live.agent_link import AgentErrand
 from dovetail.cluster.live.checkpoints import JobFolder, KeptCheckpoint
 from dovetail.cluster.live.executor import AgentExecutor, _AgentLine
-from dovetail.cluster.live.launch import agent_folder
+from dovetail.cluster.live.launch import agent_folder, launch_here
 from dovetail.cluster.live.nodes import ClusterNode, NodeAccelerator
-from dovetail.cluster.live.wire import NodeLeases, TrainingCommand
+from dovetail.cluster.live.wire import (
+    AgentBeat,
+    AgentConnection,
+    LeaveNode,
+    NodeLease,
+    NodeLeases,
+    ProcessEvent,
+    TrainingCommand,
+)
 from tests.cluster.live.agents import PACED, SETTINGS, cluster, due, planned, spares, started, stopped
 from tests.processes import is_alive
 from tests.waiting import PATIENCE_S, until
@@ -155,6 +165,56 @@ def test_who_leaves_in_order_saves(tmp_path: Path) -> None:
         before = c.steps(1)
     assert folder.log(1, 0).read_text() == f"step {folder.saved}\n"
     assert folder.saved >= before
+
+
+def test_an_agent_that_leaves_begins_nothing_any_more(tmp_path: Path) -> None:
+    secret = str(tmp_path).encode()
+    lease = NodeLease(1, 1, (0,), (0,), (-1,), "a", 1, TrainingCommand(PACED, str(tmp_path)), early=True)
+    events: list[str] = []
+    with Listener(("127.0.0.1", 0), authkey=secret) as listener:
+        host, port = listener.address
+        launch_here(AgentErrand("n", host, port, secret, agent_folder("n", secret)))
+        agent = AgentConnection(listener.accept())
+        with suppress(EOFError, OSError):  # when it has ended
+            while True:
+                message = agent.from_agent()
+                if isinstance(message, ProcessEvent):
+                    events.append(message.name)
+                elif isinstance(message, AgentBeat):
+                    if any(state.state == "waiting" for state in message.states):
+                        agent.send(LeaveNode())
+                    agent.send(NodeLeases(message.number, (lease,)))
+        agent.close()
+    assert events.count("launch") == 1
+
+
+def test_who_dials_in_while_a_service_leaves_is_told_to_leave(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("dovetail.cluster.live.executor._FIRST_WORD_S", 0.1)
+    secret, commands = str(tmp_path).encode(), dict[int, TrainingCommand]()
+    executor = AgentExecutor(
+        SETTINGS, 1.0, commands.__getitem__, lambda rows: None, secret=secret, launch=lambda node, errand: None
+    )
+
+    def dial(name: str) -> AgentConnection:
+        line = AgentConnection(Client((executor.host, executor.port), authkey=secret))
+        line.send(AgentBeat(name, 1))
+        return line
+
+    for i, name in enumerate(("early", "late")):
+        executor.add_node(ClusterNode(name, (NodeAccelerator("a"),)), range(i, i + 1))
+    executor.restore({}, 0.0, 1.0)
+    early = dial("early")
+    assert isinstance(early.to_agent(), NodeLeases)
+    closing = threading.Thread(target=executor.close, args=(True,))
+    closing.start()
+    assert early.to_agent() == LeaveNode()
+    early.send(AgentBeat("early", 2))
+    assert early.to_agent() == LeaveNode()
+    late = dial("late")
+    assert late.to_agent() == LeaveNode()
+    early.close()
+    late.close()
+    closing.join()
 
 
 def test_whoever_watches_may_have_a_lock_of_its_own(tmp_path: Path) -> None:

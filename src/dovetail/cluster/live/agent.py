@@ -113,7 +113,8 @@ class NodeAgent:
             self._beat_s, self._round_s, self._renew_at = message.beat_s, message.round_s, message.renew_at
             for key in message.over:
                 self._forget(key)
-            self._follow(message.leases, sent, now)
+            if not self._leaving:  # who leaves begins nothing any more
+                self._follow(message.leases, sent, now)
         elif isinstance(message, LeaveNode):
             self._leaving = True
             for run in self._runs.values():
@@ -280,7 +281,7 @@ class NodeAgent:
             self._keep(run)
             if run.dropped:
                 self._forget(run.key)
-                if run.next is not None:
+                if run.next is not None and not self._leaving:
                     self._follow_one(*run.next, time.monotonic())
             self._beat()
 

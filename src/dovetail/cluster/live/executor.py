@@ -125,7 +125,7 @@ class AgentExecutor:
         self._lines: dict[str, _AgentLine] = {}
         self._clock = 0.0  # what the monotonic clock shows at second 0 of the run
         self._changed = threading.Condition(threading.RLock())
-        self._ready = self._closing = self._leaving = False
+        self._ready = self._closing = self._leaving = self._dismisses = False
         self._launching = threading.Lock()
         self._copies = ThreadPoolExecutor(_COPIES, "checkpoints")
         self._book = LeaseBook(settings, round_s, commands, report, self._prepare)
@@ -172,6 +172,7 @@ class AgentExecutor:
         if leave:
             with self._changed:
                 self._changed.wait_for(lambda: not self._awaited(), _FIRST_WORD_S)
+                self._dismisses = True  # whoever dials in now, too
                 lines = list(self._lines.values())
             for line in lines:
                 line.say(LeaveNode())
@@ -284,7 +285,7 @@ class AgentExecutor:
             lost = self._book.tick(now, slept=now - before > _SLEPT * self._book.beat_s)
             for name, line in self._lines.items():
                 if (answer := self._book.answer(self._book.nodes[name], now)) is not None:
-                    line.say(answer)
+                    line.say(LeaveNode() if self._dismisses else answer)
             missing = [node for node in lost if node.node.name not in self._lines and self._is_due(node, now)]
         for node in missing:
             self._start_agent(node.node)
