@@ -143,6 +143,28 @@ def test_an_agent_finds_again_what_a_killed_one_had_started(tmp_path: Path) -> N
         assert c.agent() != agent
 
 
+def test_what_a_plain_command_leaves_is_kept_though_its_agent_was_killed(tmp_path: Path) -> None:
+    text = """
+import os, pathlib, time
+state = pathlib.Path(os.environ["DOVETAIL_CHECKPOINT_DIR"], "state")
+state.write_text("half")
+while not pathlib.Path("on").exists():
+    time.sleep(0.01)
+state.write_text("whole")
+"""
+    with cluster(tmp_path, round_s=10.0) as c:
+        folder = c.job(1, (sys.executable, "-c", text))
+        c.begin(1, 1, 0)
+        until((folder.attempt(1) / "state").exists)
+        agent = c.agent()
+        os.kill(agent, signal.SIGKILL)
+        until(lambda: not is_alive(agent))
+        (folder.path / "on").touch()
+        until(lambda: c.seen("completed", 1))
+        assert (checkpoint(folder).path / "state").read_text() == "whole"
+        assert c.seen("kept", 1)
+
+
 def test_who_may_not_ask_for_its_lease_is_not_started_ahead_of_it(tmp_path: Path) -> None:
     with cluster(tmp_path) as c:
         folder = c.job(1, (sys.executable, "-c", "print('done')"))  # it knows nothing of leases, and nobody said so

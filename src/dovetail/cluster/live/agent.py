@@ -293,7 +293,7 @@ class NodeAgent:
         """Write down what an agent in the place of this one has to know."""
         with suppress(OSError):
             greeted = tuple(rank.number for rank in run.ranks.values() if rank.greeted)
-            told = (run.gone, run.why, run.complete, run.kept, greeted)
+            told = (run.gone, run.why, run.complete, run.kept, greeted, run.launched)
             kept = KeptRun(run.lease, run.begun_epoch, run.end, run.granted, shim.boot_id(), *told)
             part = self._home(run) / "run.part"
             part.write_bytes(msgspec.msgpack.encode(kept))
@@ -308,7 +308,7 @@ class NodeAgent:
                 continue
             run = NodeRun(kept.lease, kept.begun_epoch)
             run.started, run.gone, run.why = True, kept.gone, kept.why
-            run.complete, run.kept = kept.complete, kept.kept
+            run.complete, run.kept, run.launched = kept.complete, kept.kept, kept.launched
             if kept.boot == shim.boot_id():
                 run.end, run.granted = kept.end, kept.granted
             run.saved = max(run.saved, JobFolder(kept.lease.command.folder).saved)

@@ -303,3 +303,4 @@ class KeptRun(msgspec.Struct, frozen=True):
     complete: bool = False
     kept: bool = False
     greeted: tuple[int, ...] = ()
+    launched: float = 0.0
