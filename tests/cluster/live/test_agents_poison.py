@@ -101,6 +101,36 @@ time.sleep(1000)
         until(lambda: not is_alive(pid) and not is_alive(int(child.read_text())))
 
 
+@pytest.mark.parametrize("dies_too", [False, True], ids=["its program lives", "its program dies, too"])
+def test_what_a_killed_parent_leaves_behind_is_ended_without_an_environment_of_ours(
+    dies_too: bool, tmp_path: Path
+) -> None:
+    text = """
+helpers = [subprocess.Popen(["sleep", "1000"], env={}, start_new_session=apart) for apart in (False, True)]
+Path("helpers.part").write_text(" ".join(str(helper.pid) for helper in helpers))
+Path("helpers.part").rename("helpers")
+os.execve("/bin/sleep", ["sleep", "1000"], {})
+"""
+    with cluster(tmp_path) as c:
+        folder = c.job(1, script(text))
+        c.begin(1, 1, 0)
+        helpers = folder.path / "helpers"
+        until(helpers.exists)
+        near, apart = map(int, helpers.read_text().split())
+        (pid,) = c.processes(1, 1)
+        until(lambda: not Path(f"/proc/{pid}/environ").read_bytes())
+        parent = parent_of(pid)
+        assert parent is not None
+        if dies_too:
+            os.kill(parent, signal.SIGSTOP)
+            os.kill(pid, signal.SIGKILL)
+            until(lambda: not is_alive(pid))
+            os.kill(apart, signal.SIGKILL)  # nothing tells any more whose it is
+        os.kill(parent, signal.SIGKILL)
+        assert why(c) == "its parent process ended: it was killed"
+        until(lambda: not any(map(is_alive, (pid, near, apart))))
+
+
 @pytest.mark.parametrize(
     ("words", "expected"),
     [

@@ -137,12 +137,33 @@ class RankProcess:
         return RankExit(why=f"its parent process ended: {told.splitlines()[-1] if told else 'it was killed'}")
 
     def _end_orphan(self) -> None:
-        """Its shim was killed: end whatever it left, which it is known by."""
+        """Its shim was killed: end whatever it left. All are stopped first, until nobody new is found."""
+        found: set[int] = set()
+        while (new := self._left()) - found:
+            _send(new, signal.SIGSTOP)
+            found |= new
+        _send(found, signal.SIGKILL)
+
+    def _left(self) -> set[int]:
+        """Who has its mark or is of the program's session, with all that descend from them."""
+        session, found = self._session(), set()
         mark = f"{MARK}={self.folder}\0".encode()
-        for name in os.listdir("/proc"):
+        for pid in shim.parents():
             with suppress(OSError):
-                if name.isdecimal() and mark in Path("/proc", name, "environ").read_bytes():
-                    os.kill(int(name), signal.SIGKILL)
+                if os.getsid(pid) == session or mark in Path(f"/proc/{pid}/environ").read_bytes():
+                    found.add(pid)
+        return found.union(shim.family(found))
+
+    def _session(self) -> int | None:
+        """That of its program, which began it. While there is anybody in it, no other process has its number."""
+        try:
+            name = msgspec.json.decode((self.folder / "program").read_bytes(), type=_ShimName)
+        except (OSError, msgspec.DecodeError):
+            return None
+        with suppress(OSError):
+            if shim.start_time(name.pid) != name.start:
+                return None
+        return name.pid if name.boot == shim.boot_id() else None
 
     def leave(self) -> None:
         """Follow it no more; it runs on."""
@@ -150,3 +171,9 @@ class RankProcess:
             os.close(self.handle)
         if self._child is not None:
             self._child.returncode = 0  # no warning that it does
+
+
+def _send(pids: set[int], number: int) -> None:
+    for pid in pids:
+        with suppress(OSError):
+            os.kill(pid, number)

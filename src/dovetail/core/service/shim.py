@@ -188,10 +188,10 @@ def children() -> list:  # type: ignore[type-arg]
     return [pid for pid, parent in parents().items() if parent == os.getpid()]
 
 
-def family() -> list:  # type: ignore[type-arg]
-    """All that descend from this process."""
+def family(of: "set | None" = None) -> list:  # type: ignore[type-arg]
+    """All that descend from this process, or from these."""
     above = parents()
-    found, look = [], [os.getpid()]
+    found, look = [], [os.getpid()] if of is None else list(of)
     while look:
         parent = look.pop()
         below = [pid for pid, of in above.items() if of == parent]
