@@ -15,7 +15,7 @@ import pytest
 
 from dovetail.cluster.live.agent_env import SharedGpus, environment
 from dovetail.cluster.live.wire import NodeLease, TrainingCommand
-from tests.cluster.live.agents import Cluster, cluster, due, planned, started, stopped
+from tests.cluster.live.agents import PACED, Cluster, cluster, due, planned, started, stopped
 from tests.processes import is_alive, parent_of, stat_of
 from tests.waiting import until
 
@@ -254,6 +254,31 @@ def test_who_hangs_is_ended_however_often_its_lease_is_renewed(tmp_path: Path) -
         c.job(1, script("time.sleep(1000)"))
         c.begin(1, 1, 0)
         assert why(c) == "it has not said a word for 5 rounds"
+
+
+@pytest.mark.parametrize(
+    ("then", "expected"),
+    [
+        ("exec sleep 1000", "it has not said a word for 5 rounds"),
+        ("exit 0", "it has not asked for its lease"),
+    ],
+    ids=["hangs", "leaves"],
+)
+def test_who_has_counted_steps_and_does_not_ask_for_its_next_lease_has_failed(
+    then: str, expected: str, tmp_path: Path
+) -> None:
+    with cluster(tmp_path, lease_s=60.0) as c:
+        again = f'[ "$DOVETAIL_EPOCH" = 1 ] && exec "$@"; {then}'
+        folder = c.job(1, ("sh", "-c", again, "sh", *PACED))
+        c.begin(1, 1, 0)
+        until(lambda: folder.saved > 0)
+        c.decide(stopped(1))
+        until(lambda: c.is_in("gone", 1, 1))
+        c.begin(1, 2, 0)
+        until(lambda: c.seen("completed", 1) or c.seen("exited", 1))
+        assert not c.seen("completed", 1)
+        assert why(c) == expected
+        assert not c.seen("kept", 1)
 
 
 def test_half_a_checkpoint_is_never_the_next_ones_beginning(tmp_path: Path) -> None:

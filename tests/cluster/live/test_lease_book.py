@@ -14,7 +14,7 @@ from dovetail.cluster.live.lease_book import RAN_OUT, LeaseBook
 from dovetail.cluster.live.nodes import ClusterNode, NodeAccelerator
 from dovetail.cluster.live.processes import RankExit
 from dovetail.cluster.live.settings import ClusterSettings
-from dovetail.cluster.live.wire import AgentBeat, LeaseState, NodeLeases, TrainingCommand
+from dovetail.cluster.live.wire import AgentBeat, LeaseState, NodeLease, NodeLeases, TrainingCommand
 from dovetail.core.events import Rows
 from tests.cluster.live.agents import due, planned, started, stopped
 
@@ -326,3 +326,34 @@ def test_a_lease_of_a_job_that_is_forgotten_ends_all_the_same() -> None:
     answer = world.book.answer(world.book.nodes["a"], 0.0)
     assert answer is not None
     assert [lease.beside for lease in answer.leases] == ["2", "lm"]
+
+
+def test_a_turn_without_a_word_is_a_failure_of_a_job_that_has_counted_steps() -> None:
+    def after(counts: bool, end: float, exit: RankExit) -> str:
+        lease = NodeLease(7, 2, (0,), (0,), (-1,), "v100", 1, TrainingCommand(("train",), "/x"), counts=counts)
+        run = NodeRun(lease, 2, started=True, round_s=ROUND_S, granted=end)
+        run.begin(0.0)
+        run.ended(0, exit, end)
+        return run.verdict(MARGINS, end, kept=False)
+
+    told = RankExit(signal=15)
+    assert after(True, ROUND_S, told) == "it has not asked for its lease"
+    assert after(False, ROUND_S, told) == ""
+    assert after(True, ROUND_S / 2, told) == ""  # it may not have had the time
+
+
+def test_who_has_saved_all_steps_may_leave_without_a_word() -> None:
+    world = World()
+    command = TrainingCommand(("train",), "/x", total_steps=40)
+    world.book = LeaseBook(
+        ClusterSettings(), ROUND_S, lambda job: command, world.rows.append, lambda job, epoch, copy: None
+    )
+    node = world.nodes[0]
+    world.book.add_node(ClusterNode("a", (NodeAccelerator("v100"),)), range(1), 0.0)
+    world.decide(started(1, 2, (0,)))
+    for saved, counts in ((0, False), (39, True), (40, False)):
+        world.book.prepared(1, 2, saved, "", 0.0)
+        world.book.heard(node.beat(0.0), 0.0)
+        answer = world.book.answer(world.book.nodes["a"], ROUND_S)
+        assert answer is not None
+        assert [lease.counts for lease in answer.leases] == [counts]

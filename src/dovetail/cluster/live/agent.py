@@ -319,7 +319,7 @@ class NodeAgent:
                 process = self._processes[run.key, rank] = RankProcess(home / str(rank))
                 if process.find():
                     run.ranks[rank].greeted = rank in kept.greeted
-                    run.heard = time.monotonic() if kept.greeted else inf
+                    run.heard = time.monotonic() if kept.greeted or run.owes_a_word else inf
                     self._watch(run, rank, process)
                 else:
                     del self._processes[run.key, rank]

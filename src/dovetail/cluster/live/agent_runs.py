@@ -123,6 +123,8 @@ class NodeRun:
         """Its accelerators are free, and it may begin."""
         self.end, self.begun_at = self.granted, now
         self.saved = max(self.saved, self.lease.done)
+        if self.owes_a_word:
+            self.heard = now
 
     def unwanted(self, now: float) -> None:
         """It is to stop now: a newer lease has taken its place, or it was never to begin."""
@@ -176,8 +178,9 @@ class NodeRun:
         return Lease(seconds, self.stop_steps, total, last, self.lease.done, self.lease.beside)
 
     def hangs(self, now: float) -> bool:
-        """Whether processes that asked for their lease have not said a word for so long that they never will."""
-        return self.begun and not self.over(now) and now - self.heard > SILENT_ROUNDS * self.round_s
+        """Whether processes that know of leases have not said a word for so long that they never will."""
+        silent_s = max(SILENT_ROUNDS * self.round_s, _START_S if self.owes_a_word else 0.0)
+        return self.begun and not self.over(now) and now - self.heard > silent_s
 
     def reported(self, rank: int, steps: int, seconds: float) -> None:
         said = self.ranks[rank]
@@ -230,8 +233,14 @@ class NodeRun:
 
     @property
     def counts_no_steps(self) -> bool:
-        """Whether it was told nothing of its lease, and tells nothing."""
-        return not any(rank.greeted for rank in self.ranks.values())
+        """Whether it was told nothing of its lease, and tells nothing, as always."""
+        return not self.lease.counts and not any(rank.greeted for rank in self.ranks.values())
+
+    @property
+    def owes_a_word(self) -> bool:
+        """Whether it has not asked for its lease, but its job has counted steps in an earlier one. Only of rank 0 it is
+        known that it asks."""
+        return self.lease.counts and 0 in self.ranks and not any(rank.greeted for rank in self.ranks.values())
 
     @property
     def had_its_turn(self) -> bool:
@@ -249,6 +258,8 @@ class NodeRun:
         bad = next((exit for exit in exits if not exit.good), None)
         if self.complete and bad is None:
             return ""
+        if self.owes_a_word and ((bad is None and not self.over(now)) or (self.mode != "pause" and self.had_its_turn)):
+            return "it has not asked for its lease"
         if not self.over(now):
             early = not self.lease.last and 0 in self.ranks  # whose rank 0 is elsewhere may leave when all is done
             return str(bad) if bad else "it left before its lease ended" if early else ""

@@ -490,7 +490,12 @@ class LeaseBook:
             beside,
             self._before(lease, node.node.name) if lease.wanted else (),
             lease.resumes,
+            self._counts(lease, lease.command.total_steps),
         )
+
+    def _counts(self, lease: JobLease, total: int | None) -> bool:
+        """Whether its job has counted steps, and has not saved all of them: who has may leave without a word."""
+        return (lease.done > 0 or lease.job in self._known) and (total is None or lease.done < total)
 
     def _model_of(self, job: int) -> str:
         command = next((each.command for each in self._of.get(job, {}).values()), None)

@@ -47,7 +47,8 @@ class NodeLease(Struct, frozen=True):
 
     With `early` its processes start before `go`, and wait: who is known to ask. `seconds` is None as long as it has not
     begun. `last`: there will be no more time. `stop_steps` is where all ranks are to stop then. `end`: it is over now,
-    whatever was granted: `stop` with a checkpoint, or `kill`.
+    whatever was granted: `stop` with a checkpoint, or `kill`. `counts`: the job has counted steps in an earlier lease,
+    and is to go on with that.
     """
 
     job: int
@@ -70,6 +71,7 @@ class NodeLease(Struct, frozen=True):
     beside: str = ""  # the model of the job that has the same accelerators
     after: tuple[tuple[int, int], ...] = ()  # leases whose processes must be gone from here before it begins
     resumes: int = 0  # the epoch of the lease whose processes, which are stopped, go on with this one
+    counts: bool = False
 
 
 class NodeLeases(Struct, frozen=True, tag="leases"):
