@@ -312,6 +312,27 @@ def test_a_job_of_a_stopped_agent_goes_on_elsewhere_and_its_old_lease_is_fenced(
         until(lambda: c.steps(2) > 5)
 
 
+def test_what_a_plain_command_wrote_on_a_lost_node_is_what_it_finds_elsewhere(tmp_path: Path) -> None:
+    text = """
+import os, pathlib, time
+state = pathlib.Path(os.environ["DOVETAIL_CHECKPOINT_DIR"], "state")
+pathlib.Path(os.environ["DOVETAIL_EPOCH"]).write_text(state.read_text() if state.exists() else "nothing")
+state.write_text("of a lost node")
+time.sleep(1000)
+"""
+    with cluster(tmp_path, nodes=("left", "right")) as c:
+        folder = c.job(1, (sys.executable, "-c", text), checkpoint="own")
+        c.begin(1, 1, 0)
+        until((folder.attempt(1) / "state").exists)
+        os.kill(c.agent("left"), signal.SIGSTOP)
+        until(lambda: any(rows.of == "failed" for rows in list(c.rows)))
+        c.decide(stopped(1), started(1, 2, (2,)))
+        found = folder.path / "2"
+        until(lambda: found.exists() and found.read_text())
+        assert found.read_text() == "of a lost node"
+        assert not c.processes(1, 1, "left")
+
+
 @pytest.mark.parametrize("devices", [(0, 1), (1, 2)], ids=["on one node", "on two"])
 def test_all_ranks_stop_at_the_same_step(devices: tuple[int, int], tmp_path: Path) -> None:
     with cluster(tmp_path, nodes=("left", "right")) as c:

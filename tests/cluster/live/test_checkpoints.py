@@ -44,6 +44,23 @@ def test_a_commit_is_what_the_next_lease_begins_with(tmp_path: Path) -> None:
     assert (folder.attempt(3) / "model").read_text() == "at 20"
 
 
+def test_a_lease_may_begin_with_what_a_lost_one_has_left(tmp_path: Path) -> None:
+    folder = JobFolder(tmp_path / "1")
+    folder.begin(1, takes_left=True)
+    save(folder, 1, "committed", 0, last=True)
+    folder.begin(2, takes_left=True)
+    assert kept(folder).epoch == 1  # nothing was left
+    (folder.attempt(2) / "model").write_text("left")
+    folder.raise_fence(3)  # who was paused goes on, in its folder
+    folder.begin(4, takes_left=True)
+    assert (folder.attempt(4) / "model").read_text() == "left"
+    assert kept(folder).epoch == 3
+    assert not folder.attempt(2).exists()
+    (folder.attempt(4) / "model").write_bytes(bytes(2 << 20))
+    folder.begin(5, takes_left=True, most_mib=1.0)
+    assert (folder.attempt(5) / "model").read_text() == "left"
+
+
 def test_an_older_lease_can_neither_commit_nor_begin(tmp_path: Path) -> None:
     folder = JobFolder(tmp_path / "1")
     folder.begin(1)

@@ -101,8 +101,11 @@ class JobFolder:
             part.replace(self.path / "fence")
             _to_disk(self.path)
 
-    def begin(self, epoch: int) -> int:
-        """Raise the fence, and give a new lease the current checkpoint to begin with; gives the steps in it."""
+    def begin(self, epoch: int, takes_left: bool = False, most_mib: float | None = None) -> int:
+        """Raise the fence, and give a new lease the current checkpoint to begin with; gives the steps in it. With
+        `takes_left` that is what the lease before has left, if its node was lost and nobody has committed it."""
+        if takes_left:
+            self._take_left(epoch, most_mib)
         self.raise_fence(epoch)
         (self.path / "logs").mkdir(exist_ok=True)
         attempts = self.path / "attempts"
@@ -121,6 +124,14 @@ class JobFolder:
         if kept is not None:
             _copy_into(kept.path, mine)
         return kept.steps if kept else 0
+
+    def _take_left(self, epoch: int, most_mib: float | None) -> None:
+        with suppress(FileNotFoundError):
+            found = [int(old.name) for old in (self.path / "attempts").iterdir() if old.name.isdecimal()]
+            last = self.attempt(max((each for each in found if each < epoch), default=0))
+            if self.fence < epoch and last.is_dir() and any(last.iterdir()):
+                with suppress(DovetailError):  # it is too large
+                    self.commit(self.fence, self.saved, attempt=last, most_mib=most_mib)
 
     # --- the agent's side -------------------------------------------------------------------------------
 

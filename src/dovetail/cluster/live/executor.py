@@ -315,13 +315,14 @@ class AgentExecutor:
     # --- folders ----------------------------------------------------------------------------------------
 
     def _prepare(self, job: int, epoch: int, copy: bool) -> None:
-        folder = JobFolder(self._commands(job).folder)
+        command = self._commands(job)
+        folder, plain = JobFolder(command.folder), command.checkpoint != "iterator"
 
         def prepare() -> None:
             done, trouble = 0, ""
             try:
                 if copy:
-                    done = folder.begin(epoch)
+                    done = folder.begin(epoch, plain, command.most_mib)
                 else:
                     folder.raise_fence(epoch)
                     done = folder.saved
