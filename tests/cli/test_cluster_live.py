@@ -122,7 +122,11 @@ def test_the_policy_and_nodes_are_changed_while_it_runs(shell: Shell) -> None:
 BAD: list[tuple[list[str], str]] = [
     (["submit"], "expected a command behind --, or --file with jobs"),
     (["submit", "--", "x"], "--steps: expected the training steps in all, found none"),
-    (["submit", "--steps", "0", "--", "x"], "steps: found 0.0, expected 1 or more"),
+    (["submit", "--steps", "0", "--", "x"], "steps: found 0.0, expected 1 to 1e+12"),
+    (["submit", "--steps", "5", "--weight", "1e16", "--", "x"], "weight: found 1e+16, expected 1e-06 to 1e+06"),
+    (["submit", "--steps", "5", "--width", "1.7", "--", "x"], "--width: expected a whole number, found '1.7'"),
+    (["submit", "--steps", "5", "--batch", "1.7", "--", "x"], "--batch: expected a whole number, found '1.7'"),
+    (["submit", "--steps", "5", "--batch", "9" * 20, "--", "x"], f"batch: found {'9' * 20}, expected 1 to 1e+12"),
     (["submit", "--steps", "5", "--wdith", "2", "--", "x"], "--wdith"),
     (
         ["submit", "--steps", "5", "--types", "v10", "--", "x"],
@@ -174,6 +178,8 @@ def test_a_service_by_its_address_may_have_what_is_not_here(served: Any, capsys:
         (["serve", "none.yaml"], "none.yaml: no such file"),
         (["serve", "--types", "v100=x"], "v100"),
         (["serve", "--round", "0", "--state", "x"], "round_s 0: expected seconds, more than 0"),
+        (["serve", "--entities", "x=nan", "--state", "x"], "the weight of entity 'x' nan: expected 1e-06 to 1e+06"),
+        (["serve", "--entities", "x=0", "--state", "x"], "the weight of entity 'x' 0: expected 1e-06 to 1e+06"),
         (["serve", "--entities", "a=b"], "--entities a=b: expected a number, as a=1"),
         (["serve", "--policy", "fifoo", "--types", "v100=1", "--state", "x"], "did you mean 'fifo'"),
         (["serve", "--live", "graze=1", "--types", "v100=1", "--state", "x"], "did you mean 'grace'"),

@@ -16,6 +16,7 @@ from typing import Any
 import msgspec
 
 from dovetail.cluster.explain import account
+from dovetail.cluster.inputs.csv_rows import LEAST_WEIGHT, MOST_WEIGHT
 from dovetail.cluster.live.cluster_memory import ChosenPolicy
 from dovetail.cluster.live.jobs import JobState, JobStatus, SubmittedJob
 from dovetail.cluster.live.nodes import ClusterNode, ClusterNodeStatus
@@ -25,7 +26,7 @@ from dovetail.cluster.live.specs import JobSpec, job_spec
 from dovetail.cluster.live.wire import ProcessEvent, TrainingCommand
 from dovetail.cluster.policies import make
 from dovetail.cluster.rules import RoundRules
-from dovetail.core.errors import DovetailError, InputError, did_you_mean
+from dovetail.core.errors import DovetailError, InputError, did_you_mean, within
 from dovetail.core.journal import Reader
 from dovetail.core.registry import names, options_of
 from dovetail.core.results.run import Account
@@ -63,6 +64,9 @@ class ClusterService:
         settings = settings or ClusterSettings()
         if (wrong := settings.problem()) is not None:
             raise InputError(f"live.{wrong}")
+        for name, weight in (entities or {}).items():
+            wanted = f"{LEAST_WEIGHT:g} to {MOST_WEIGHT:g}"
+            within(f"the weight of entity {name!r}", weight, wanted, LEAST_WEIGHT, MOST_WEIGHT)
         chosen = None if policy is None else live_policy(policy, options)
         rules = msgspec.structs.replace(
             rules or RoundRules(), decide_at=settings.decide_at, spares=settings.spares, failures=settings.failures

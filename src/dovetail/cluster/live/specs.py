@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable
-from math import inf
 from pathlib import Path
 from typing import Any, Literal
 
 from msgspec import Struct
 
+from dovetail.cluster.inputs.csv_rows import LEAST, LEAST_WEIGHT, MOST, MOST_WEIGHT
 from dovetail.cluster.inputs.workload import at_batch
 from dovetail.core.errors import InputError, did_you_mean
 from dovetail.core.files.document import Document, Source, checked
@@ -18,7 +18,6 @@ Keeping = Literal["iterator", "own", "pause"]
 """How a job survives the end of its turn: through a `LeaseIterator`; by checkpoints of its own, after SIGTERM; or
 stopped and kept in memory."""
 
-_MOST = 1e15
 _LONGEST_NAME = 200
 _MOST_WIDTH = 4096
 
@@ -78,25 +77,25 @@ class JobSpec(Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unkn
         Traceback (most recent call last):
         dovetail.core.errors.InputError: width: found 0, expected 1 to 4096
         """
-        known, owners = list(types), list(entities)
+        known, owners, due_s = list(types), list(entities), self.deadline_s
         names = (self.name, self.model, self.entity)
         long = next((name for name in names if len(name) > _LONGEST_NAME or not name.isprintable()), None)
         bad_env = next((n for n, v in self.env.items() if not n or "=" in n or "\0" in n + v), None)
-        bad_rate = next(((t, rate) for t, rate in self.rates.items() if not 0 < rate < _MOST), None)
+        bad_rate = next(((t, rate) for t, rate in self.rates.items() if not LEAST <= rate <= MOST), None)
         bad_width = next((w for w in self.widths if not 1 <= w <= _MOST_WIDTH), None)
         for what, found, fine, expected in (
             ("command", list(self.command), self.command and self.command[0], "a program to run, and its words"),
             ("command", list(self.command), not any("\0" in w for w in self.command), "no null character"),
-            ("steps", self.steps, 1 <= self.steps < _MOST, "1 or more"),
+            ("steps", self.steps, 1 <= self.steps <= MOST, f"1 to {MOST:g}"),
             ("folder", self.folder, not self.folder or os.path.isabs(self.folder), "an absolute path"),
-            ("batch", self.batch, self.batch is None or self.batch > 0, "1 or more"),
+            ("batch", self.batch, self.batch is None or 1 <= self.batch <= MOST, f"1 to {MOST:g}"),
             ("width", self.width, 1 <= self.width <= _MOST_WIDTH, f"1 to {_MOST_WIDTH}"),
             ("widths", bad_width, bad_width is None, f"widths of 1 to {_MOST_WIDTH}"),
             ("widths", list(self.widths), not self.widths or self.width in self.widths, f"width {self.width} in it"),
-            ("weight", self.weight, 0 < self.weight < inf, "more than 0"),
-            ("deadline_s", self.deadline_s, self.deadline_s is None or 0 < self.deadline_s < _MOST, "more than 0"),
+            ("weight", self.weight, LEAST_WEIGHT <= self.weight <= MOST_WEIGHT, f"{LEAST_WEIGHT:g} to {MOST_WEIGHT:g}"),
+            ("deadline_s", due_s, due_s is None or LEAST <= due_s <= MOST, f"{LEAST:g} to {MOST:g} seconds"),
             ("env", bad_env, bad_env is None, "names without =, and no null character"),
-            ("rates", bad_rate, bad_rate is None, "steps per second by type, more than 0"),
+            ("rates", bad_rate, bad_rate is None, f"steps per second by type, {LEAST:g} to {MOST:g}"),
             ("steps_flag", self.steps_flag, "\0" not in self.steps_flag, "no null character"),
             ("name, model, entity", long, long is None, f"at most {_LONGEST_NAME} printable characters"),
         ):
