@@ -108,6 +108,20 @@ def test_jobs_of_a_file_are_waited_for(shell: Shell, tmp_path: Path) -> None:
     )
 
 
+def test_a_file_of_which_one_job_is_refused_is_not_submitted(shell: Shell, tmp_path: Path) -> None:
+    file, good = tmp_path / "jobs.yaml", f"{{command: [{sys.executable}], steps: 5}}"
+    for keys, says in (
+        (f"command: [{sys.executable}]\n  types: [v10]", "jobs.yaml:4: jobs.1.types: found 'v10', expected a type"),
+        (f"command: [{sys.executable}]\n  folder: none", "jobs.yaml:4: jobs.1.folder: found "),
+        ("command: [./none]", "jobs.yaml:3: jobs.1.command: found './none', expected a program that is there"),
+    ):
+        file.write_text(f"jobs:\n- {good}\n- {keys}\n  steps: 5\n- {good}\n")
+        assert says in shell("submit", "--file", str(file), code=2)
+    file.write_text(f"steps: 5\ncommand: [{sys.executable}]\ntypes: [v10]\n")
+    assert "jobs.yaml:3: types: found 'v10'" in shell("submit", "--file", str(file), code=2)
+    assert shell.json("list") == []
+
+
 def test_the_policy_and_nodes_are_changed_while_it_runs(shell: Shell) -> None:
     assert shell("policy") == "max_min_fairness_perf\n"
     assert shell("policy", "fifo") == "fifo\n"

@@ -101,6 +101,34 @@ def test_a_job_is_kept_once_and_refused_by_its_place(tmp_path: Path) -> None:
             service.submit(job())
 
 
+def test_several_jobs_are_kept_together_or_not_at_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with serving(tmp_path, settings=ClusterSettings(max_open=3)) as service:
+        with pytest.raises(InputError, match=r"jobs\.1\.types: found 'quick'"):
+            service.submit_all([job(), job(types=["quick"]), job()])
+        with pytest.raises(BusyError, match="max_open"):
+            service.submit_all([job()] * 4)
+        put, kept = Store.put, list[str]()
+
+        def full(store: Store, kind: str, name: str, desired: Any) -> None:
+            if len(kept) == 2:
+                raise StoreError("the disk is full")
+            kept.append(name)
+            put(store, kind, name, desired)
+
+        with monkeypatch.context() as patch:
+            patch.setattr(Store, "put", full)
+            with pytest.raises(DrainingError, match="the disk is full"):
+                service.submit_all([job()] * 3)
+        assert service.jobs() == []
+        pausing = job(checkpoint="pause")
+        ids = service.submit_all([pausing, pausing, job()])
+        assert ids == [1, 2, 3]
+        assert [service.wait(each).state for each in ids] == ["completed"] * 3
+        assert {service._loop.submitted[each].spec.types for each in ids[:2]} == {("fast",), ("slow",)}
+    with serving(tmp_path) as service:
+        assert len(service.jobs()) == 3
+
+
 def test_cancel_ends_a_job_that_runs_and_one_that_waits(tmp_path: Path) -> None:
     with serving(tmp_path, nodes=[emulated_node({"fast": 1})]) as service:
         ids = [service.submit(job(LONG)) for _ in range(2)]

@@ -21,10 +21,11 @@ from dovetail.core.service.client import ServiceError
 
 if TYPE_CHECKING:
     from dovetail.cluster import ClusterClient, JobSpec, JobStatus
+    from dovetail.cluster.live.specs import JobsFile
 
 State = Literal["waiting", "running", "completed", "cancelled", "given_up"]
 Keeping = Literal["iterator", "own", "pause"]
-_UNKNOWN = 404
+_REFUSED, _UNKNOWN = 400, 404
 _HERE = "127.0.0.1"  # the address of a node without Ray
 _SHOWN = {  # of a job, what would not be understood by its name
     "folder": "kept in",
@@ -127,13 +128,20 @@ def submit(
         "checkpoint": checkpoint,
         "name": name,
     }
-    specs = _specs(command, file, {key: each for key, each in given.items() if each is not None})
+    given = {key: each for key, each in given.items() if each is not None}
+    jobs_file = _jobs_file(file, command, given)
+    specs = jobs_file.specs if jobs_file is not None else [_spec(command, given)]
     if key is not None and len(specs) > 1:
         raise InputError(f"--key {key}: expected one job, found {len(specs)}")
     client = place.connect()
-    if place.url is None:  # else who submits may be on another machine
-        _look(client, specs)
-    numbers = [client.submit(spec, key) for spec in specs]
+    try:
+        if place.url is None:  # else who submits may be on another machine
+            _look(client, specs)
+        numbers = [client.submit(specs[0], key)] if len(specs) == 1 else client.submit_all(specs)
+    except (InputError, ServiceError) as error:
+        if jobs_file is None or (isinstance(error, ServiceError) and error.status != _REFUSED):
+            raise
+        raise jobs_file.located(error) from None
     if wait:
         ended = [client.wait(number) for number in numbers]
         print_json(ended) if format == "json" else print_table(_COLUMNS, map(_cells, ended))
@@ -142,35 +150,38 @@ def submit(
     return 0
 
 
-def _specs(command: tuple[str, ...], file: Path | None, given: dict[str, Any]) -> Sequence[JobSpec | dict[str, Any]]:
-    from dovetail.cluster import read_jobs
+def _jobs_file(file: Path | None, command: tuple[str, ...], given: dict[str, Any]) -> JobsFile | None:
+    from dovetail.cluster.live.specs import JobsFile
 
-    if file is not None:
-        if command or given:
-            raise InputError(f"--file {file}: its jobs say all; leave the command and {', '.join(given) or 'it'} out")
-        return read_jobs(file)
+    if file is not None and (command or given):
+        raise InputError(f"--file {file}: its jobs say all; leave the command and {', '.join(given) or 'it'} out")
+    return None if file is None else JobsFile(file)
+
+
+def _spec(command: tuple[str, ...], given: dict[str, Any]) -> JobSpec:
+    from dovetail.cluster import job_spec
+
     if not command:
         raise InputError("expected a command behind --, or --file with jobs")
     if "steps" not in given:
         raise InputError("--steps: expected the training steps in all, found none")
-    return [given | {"command": command}]
+    return job_spec(given | {"command": command})
 
 
-def _look(client: ClusterClient, specs: Sequence[JobSpec | dict[str, Any]]) -> None:
+def _look(client: ClusterClient, specs: Sequence[JobSpec]) -> None:
     """Where all nodes are this machine: that folders and commands are there, as far as it can be known here."""
-    from dovetail.cluster import job_spec
-
     if any(node.here and node.address != _HERE for node in client.nodes()):
         return
-    for spec in map(job_spec, specs):
+    for i, spec in enumerate(specs):
+        at = f"jobs.{i}." if len(specs) > 1 else ""
         word, folder = spec.command[0], Path(spec.folder or ".")
         if spec.folder and not folder.is_dir():
-            raise InputError(f"folder: found {spec.folder!r}, expected a folder that is there")
+            raise InputError(f"{at}folder: found {spec.folder!r}, expected a folder that is there")
         if "${" in word:
             continue
         if "/" in word and not (folder / word).exists():
             raise InputError(
-                f"command: found {word!r}, expected a program that is there, seen from {folder.absolute()}"
+                f"{at}command: found {word!r}, expected a program that is there, seen from {folder.absolute()}"
             )
         if "/" not in word and shutil.which(word, path=spec.env.get("PATH")) is None:
             print(f"warning: command {word!r}: there is none of that name here", file=sys.stderr)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 from urllib.parse import quote
 
@@ -12,7 +12,7 @@ import msgspec
 
 from dovetail.cluster.live.jobs import JobState, JobStatus
 from dovetail.cluster.live.nodes import ClusterNodeStatus
-from dovetail.cluster.live.specs import JobSpec, job_spec
+from dovetail.cluster.live.specs import JobSpec, job_spec, of_several
 from dovetail.cluster.live.wire import ProcessEvent
 from dovetail.core.errors import DovetailError
 from dovetail.core.results.run import Account
@@ -47,11 +47,17 @@ class ClusterClient:
     def submit(self, job: JobSpec | Mapping[str, Any], key: str | None = None) -> int:
         """Submit a job, a `JobSpec` or its keys; gives its number once it is kept. The same key and content are the
         same job, however often it is sent. Without a folder it runs in the one where this is called."""
-        spec = job_spec(job)
-        if not spec.folder:
-            spec = msgspec.structs.replace(spec, folder=os.getcwd())
+        spec = _here(job)
         headers = {} if key is None else {"idempotency-key": key}
         return int(self._line.ask("POST", "/v1/jobs", spec, headers=headers)["id"])
+
+    def submit_all(self, jobs: Iterable[JobSpec | Mapping[str, Any]]) -> list[int]:
+        """Submit jobs, all of them or, if one is refused, none; gives their numbers."""
+        specs = []
+        for i, job in enumerate(jobs):
+            with of_several(i):
+                specs.append(_here(job))
+        return [int(each["id"]) for each in self._line.ask("POST", "/v1/jobs/batch", {"jobs": specs})]
 
     def status(self, job: int) -> JobStatus:
         return msgspec.convert(self._line.get(f"/v1/jobs/{job}"), JobStatus)
@@ -127,3 +133,9 @@ class ClusterClient:
     def metrics(self) -> str:
         """All figures, as Prometheus reads them."""
         return str(self._line.get("/metrics"))
+
+
+def _here(job: JobSpec | Mapping[str, Any]) -> JobSpec:
+    """A job that runs in this folder, unless it names one."""
+    spec = job_spec(job)
+    return spec if spec.folder else msgspec.structs.replace(spec, folder=os.getcwd())

@@ -6,9 +6,9 @@ import asyncio
 import time
 from collections.abc import AsyncGenerator, Callable
 from pathlib import Path
-from typing import Any, ParamSpec, TypeVar, get_args
+from typing import Annotated, Any, ParamSpec, TypeVar, get_args
 
-from msgspec import Struct
+from msgspec import Meta, Struct
 from starlette.requests import Request
 from starlette.responses import HTMLResponse, PlainTextResponse, Response
 
@@ -39,6 +39,12 @@ class PolicyBody(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
     policy: str
     options: dict[str, Any] = {}
+
+
+class JobBatch(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Jobs that are submitted together."""
+
+    jobs: Annotated[list[JobSpec], Meta(min_length=1)]
 
 
 class JobPage(Struct, frozen=True, kw_only=True):
@@ -100,6 +106,14 @@ class ClusterHandlers:
                 takes=JobSpec,
                 gives=JobStatus,
             ),
+            Operation(
+                "POST",
+                "/v1/jobs/batch",
+                self.submit_all,
+                "Submit jobs, all of them or none: 202 when they are kept.",
+                takes=JobBatch,
+                gives=list[JobStatus],
+            ),
             Operation("GET", "/v1/jobs", self.list, "The jobs.", gives=JobPage, query=("state", "limit", "after")),
             Operation(
                 "GET",
@@ -141,6 +155,10 @@ class ClusterHandlers:
         spec = await body_of(request, JobSpec)
         job = await _do(self._service.submit, spec, request.headers.get("idempotency-key"))
         return reply(await _do(self._service.status, job), 202, {"location": f"/v1/jobs/{job}"})
+
+    async def submit_all(self, request: Request) -> Response:
+        jobs = await _do(self._service.submit_all, (await body_of(request, JobBatch)).jobs)
+        return reply([await _do(self._service.status, job) for job in jobs], 202)
 
     async def list(self, request: Request) -> Response:
         state = request.query_params.get("state")

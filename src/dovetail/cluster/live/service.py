@@ -22,7 +22,7 @@ from dovetail.cluster.live.jobs import JobState, JobStatus, SubmittedJob
 from dovetail.cluster.live.nodes import ClusterNode, ClusterNodeStatus
 from dovetail.cluster.live.service_loop import TIMELINE, ClusterLoop, NodeCarrier
 from dovetail.cluster.live.settings import ClusterSettings
-from dovetail.cluster.live.specs import JobSpec, job_spec
+from dovetail.cluster.live.specs import JobSpec, job_spec, of_several
 from dovetail.cluster.live.wire import ProcessEvent, TrainingCommand
 from dovetail.cluster.policies import make
 from dovetail.cluster.rules import RoundRules
@@ -123,35 +123,56 @@ class ClusterService:
     def submit(self, job: Any, key: str | None = None) -> int:
         """Take a job, a `JobSpec` or its keys; gives its number when it is kept on disk. The same key with the same
         content is the same job. Raises `BusyError`, `DrainingError`, `ConflictError` or another `InputError`."""
-        spec, loop = job_spec(job), self._loop
-        spec.check(loop.types, loop.entities)
+        spec, loop = self._checked(job), self._loop
         if key is not None and not (0 < len(key) <= _LONGEST_KEY and key.isprintable()):
             raise InputError(f"key: expected 1 to {_LONGEST_KEY} printable characters, found {key[:80]!r}")
-        digest = hashlib.sha256(msgspec.json.encode(spec, order="sorted")).hexdigest()
         with self._lock:
             known = None if key is None else self._keys.get(key)
             if known is not None and known in loop.submitted:  # else it is forgotten with its job
-                if loop.submitted[known].digest != digest:
+                if loop.submitted[known].digest != _digest(spec):
                     raise ConflictError(f"key: it is that of job {known}, which is another one")
                 return known
-            self._let_in()
-            if spec.checkpoint == "pause" and len(spec.types) != 1:
-                spec = msgspec.structs.replace(spec, types=(self._type_to_stay_on(spec),))
-            number = loop.last + 1
-            try:
-                loop.accept(SubmittedJob(id=number, spec=spec, digest=digest, key=key, created=time.time()))
-            except StoreError as error:
-                self._no_room = f"{error}; no job is taken until there is room"
-                raise DrainingError(self._no_room) from error
-            self._no_room = ""
+            (number,) = self._take([spec], key)
             if key is not None:
                 self._keys[key] = number
             return number
 
-    def _type_to_stay_on(self, spec: JobSpec) -> str:
+    def submit_all(self, jobs: Iterable[Any]) -> list[int]:
+        """Take jobs, all of them or none; what is wrong with one is told with its place among them."""
+        specs = []
+        for i, job in enumerate(jobs):
+            with of_several(i):
+                specs.append(self._checked(job))
+        with self._lock:
+            return self._take(specs)
+
+    def _checked(self, job: Any) -> JobSpec:
+        spec = job_spec(job)
+        spec.check(self._loop.types, self._loop.entities)
+        return spec
+
+    def _take(self, specs: Sequence[JobSpec], key: str | None = None) -> list[int]:
+        """Keep jobs that were looked at, all or none; gives their numbers."""
+        self._let_in(len(specs))
+        loop, jobs = self._loop, list[SubmittedJob]()
+        for number, spec in enumerate(specs, loop.last + 1):
+            digest = _digest(spec)
+            if spec.checkpoint == "pause" and len(spec.types) != 1:
+                spec = msgspec.structs.replace(spec, types=(self._type_to_stay_on(spec, jobs),))
+            jobs.append(SubmittedJob(id=number, spec=spec, digest=digest, key=key, created=time.time()))
+        try:
+            loop.accept(jobs)
+        except StoreError as error:
+            self._no_room = f"{error}; no job is taken until there is room"
+            raise DrainingError(self._no_room) from error
+        self._no_room = ""
+        return [job.id for job in jobs]
+
+    def _type_to_stay_on(self, spec: JobSpec, beside: Sequence[SubmittedJob]) -> str:
         """A command that is paused goes on only where it was. The type that has most for it, of those it can run on."""
         loop = self._loop
-        bound = Counter(loop.submitted[each.id].spec.types for each in loop.jobs.open())
+        known = [*(loop.submitted[each.id] for each in loop.jobs.open()), *beside]
+        bound = Counter(each.spec.types for each in known)
         counts = dict(zip(loop.types, loop.rounds.mechanism.counts.tolist(), strict=True))
 
         def worth(name: str) -> tuple[bool, float]:
@@ -159,14 +180,14 @@ class ClusterService:
 
         return max(spec.types or loop.types, key=worth)
 
-    def _let_in(self) -> None:
+    def _let_in(self, many: int) -> None:
         loop = self._loop
         if self._draining or not loop.ready.is_set() or loop.closing.is_set():
             raise DrainingError("the service takes no more jobs: it is about to end")
         if loop.trouble:
             raise DrainingError(loop.trouble)
-        if len(loop.jobs.leases) >= self.settings.max_open:
-            raise BusyError(f"{self.settings.max_open} jobs are open (live.max_open)", _BUSY_RETRY_S)
+        if len(loop.jobs.leases) + many > self.settings.max_open:
+            raise BusyError(f"{self.settings.max_open} jobs may be open (live.max_open)", _BUSY_RETRY_S)
 
     def cancel(self, job: int) -> JobStatus:
         """Ask a job to end; what it runs is stopped. One that has ended stays as it is."""
@@ -412,6 +433,10 @@ def live_policy(name: Any, options: Mapping[str, Any] | None = None) -> ChosenPo
     if name in names("cluster") and "scales" in options_of("cluster", name) and getattr(made, "elastic", False):
         given.setdefault("scales", True)  # who says widths may have them, with an application or without
     return ChosenPolicy(name, given)
+
+
+def _digest(spec: JobSpec) -> str:
+    return hashlib.sha256(msgspec.json.encode(spec, order="sorted")).hexdigest()
 
 
 def training_command(loop: ClusterLoop, job: int) -> TrainingCommand:

@@ -313,13 +313,16 @@ class ClusterLoop(ClusterMemory):
 
     # --- requests -----------------------------------------------------------------------------------------------
 
-    def accept(self, job: SubmittedJob) -> None:
-        """Keep a job, and let it arrive."""
-        self.store.put(JOB, job_name(job.id), job)
-        self.submitted[job.id] = job
-        self.last = job.id
-        self.jobs.add(job, str(self.folder_of(job.id)))
-        self.tell(*self._arrival(job))
+    def accept(self, jobs: Sequence[SubmittedJob]) -> None:
+        """Keep jobs, all or none, and let them arrive."""
+        with self.store.together():
+            for job in jobs:
+                self.store.put(JOB, job_name(job.id), job)
+        for job in jobs:
+            self.submitted[job.id] = job
+            self.last = job.id
+            self.jobs.add(job, str(self.folder_of(job.id)))
+            self.tell(*self._arrival(job))
 
     def cancel(self, job: int) -> None:
         """Keep the wish, and let the machine hear of it."""

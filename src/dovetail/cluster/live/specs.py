@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable
+import re
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Literal
 
@@ -18,6 +20,7 @@ Keeping = Literal["iterator", "own", "pause"]
 """How a job survives the end of its turn: through a `LeaseIterator`; by checkpoints of its own, after SIGTERM; or
 stopped and kept in memory."""
 
+_PLACE = re.compile(r"(?:jobs\.(\d+)\.)?([^:]+): (.*)", re.DOTALL)
 _LONGEST_NAME = 200
 _MOST_WIDTH = 4096
 
@@ -133,30 +136,54 @@ def job_spec(given: Any) -> JobSpec:
     return spec
 
 
-def read_jobs(source: Source) -> list[JobSpec]:
+@contextmanager
+def of_several(i: int) -> Iterator[None]:
+    """What is wrong with one of several jobs is told with its place among them."""
+    try:
+        yield
+    except InputError as error:
+        raise InputError(f"jobs.{i}.{error}") from None
+
+
+class JobsFile:
     """The jobs of a file: one by its keys, or a list of them under `jobs`. A folder that is not absolute is seen from
     the file's, and without one that is where a job runs."""
-    document = Document.of(source, "jobs")
-    listed = document.data
-    at: tuple[str, ...] = ()
-    if isinstance(listed, dict) and "jobs" in listed:
-        listed, at = listed["jobs"], ("jobs",)
-        if unknown := next((key for key in document.data if key != "jobs"), None):
-            raise document.error((unknown,), "unknown key; expected jobs alone")
-        if not isinstance(listed, list) or not listed:
-            raise document.error(at, "expected a list of jobs")
-    several = isinstance(listed, list)
-    home = document.path.absolute().parent if document.text else Path.cwd()
-    found = []
-    for i, each in enumerate(listed if several else [listed]):
-        place: list[str | int] = [*at, i] if several else [*at]
-        if isinstance(each, dict) and isinstance(each.get("folder", ""), str):
-            each = {**each, "folder": str(home / each.get("folder", ""))}
-        spec = document.convert(each, JobSpec, place)
-        try:
-            spec.check()
-        except InputError as error:
-            key, message = str(error).split(": ", 1)
-            raise document.error((*place, key), message) from None
-        found.append(spec)
-    return found
+
+    def __init__(self, source: Source) -> None:
+        self._document = document = Document.of(source, "jobs")
+        listed = document.data
+        self._at: tuple[str, ...] = ()
+        if isinstance(listed, dict) and "jobs" in listed:
+            listed, self._at = listed["jobs"], ("jobs",)
+            if unknown := next((key for key in document.data if key != "jobs"), None):
+                raise document.error((unknown,), "unknown key; expected jobs alone")
+            if not isinstance(listed, list) or not listed:
+                raise document.error(self._at, "expected a list of jobs")
+        self._several = isinstance(listed, list)
+        home = document.path.absolute().parent if document.text else Path.cwd()
+        self.specs: list[JobSpec] = []
+        for i, each in enumerate(listed if self._several else [listed]):
+            if isinstance(each, dict) and isinstance(each.get("folder", ""), str):
+                each = {**each, "folder": str(home / each.get("folder", ""))}
+            spec = document.convert(each, JobSpec, self._place(i))
+            try:
+                with of_several(i):
+                    spec.check()
+            except InputError as error:
+                raise self.located(error) from None
+            self.specs.append(spec)
+
+    def _place(self, i: int) -> list[str | int]:
+        return [*self._at, i] if self._several else [*self._at]
+
+    def located(self, error: Exception) -> InputError:
+        """What was said of a key of one of these jobs, with its line."""
+        found = _PLACE.fullmatch(str(error))
+        if found is None:
+            return InputError(str(error))
+        return self._document.error((*self._place(int(found[1] or 0)), found[2]), found[3])
+
+
+def read_jobs(source: Source) -> list[JobSpec]:
+    """The jobs of a file, or of what stands in its place."""
+    return JobsFile(source).specs
