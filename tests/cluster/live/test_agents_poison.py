@@ -10,6 +10,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Literal
 
 import pytest
 
@@ -394,6 +395,22 @@ def test_a_command_that_had_its_turn_and_saved_nothing_has_failed(tmp_path: Path
         else:
             assert why(c) == "its turn was over and it had saved nothing, so it begins anew"
             assert not c.seen("kept", 1)
+
+
+@pytest.mark.parametrize("checkpoint", ["own", "iterator"])
+@pytest.mark.parametrize("saves", [False, True])
+def test_who_fails_has_saved_what_is_in_its_checkpoint_folder_alone(
+    tmp_path: Path, checkpoint: Literal["own", "iterator"], saves: bool
+) -> None:
+    """In a folder that it shares with others, something is always new."""
+    place = "os.environ['DOVETAIL_CHECKPOINT_DIR'] + '/model'" if saves else "'log'"
+    with cluster(tmp_path) as c:
+        (runs := tmp_path / "runs").mkdir()
+        words = (sys.executable, "-c", f"import os; open({place}, 'w').write('x'); raise SystemExit(3)")
+        c.job(1, words, checkpoint=checkpoint, cwd=str(runs))
+        c.begin(1, 1, 0)
+        assert why(c) == "its process ended with exit code 3"
+        assert bool(c.seen("kept", 1)) == saves, "which is told before"
 
 
 def test_a_turn_that_was_cut_short_is_no_failure(tmp_path: Path) -> None:

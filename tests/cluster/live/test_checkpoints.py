@@ -202,6 +202,7 @@ def test_what_a_command_has_written_is_found_where_it_may_be(
         path.touch()
         os.utime(path, (3000, 3000) if where != "many" else (1000, 1000))
     assert has_news(command, attempt, since=2000.0) == (where not in ("state", "nowhere"))
+    assert has_news(command, attempt, since=2000.0, failed=True) == (where == "attempt")
 
 
 def test_without_a_folder_names_are_seen_from_the_jobs_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

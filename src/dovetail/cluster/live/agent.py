@@ -258,7 +258,7 @@ class NodeAgent:
         kept = new = False
         try:
             if run.counts_no_steps and 0 in run.ranks and run.begun and run.launched:
-                new = has_news(run.lease.command, folder.attempt(run.begun_epoch), run.launched)
+                new = has_news(run.lease.command, folder.attempt(run.begun_epoch), run.launched, bool(run.why))
             if (run.mode != "iterator" or new) and 0 in run.ranks and run.begun:
                 mine = folder.attempt(run.begun_epoch)
                 if mine.is_dir() and any(mine.iterdir()):

@@ -215,13 +215,14 @@ def _number(checkpoint: Path) -> int:
     return int(checkpoint.name.split("-")[1])
 
 
-def has_news(command: TrainingCommand, attempt: Path, since: float) -> bool:
-    """Whether a file was written since then in a lease's folder, in the one that the command runs in, or at a place
-    that it names; of places that hold too much to look at, that is supposed."""
+def has_news(command: TrainingCommand, attempt: Path, since: float, failed: bool = False) -> bool:
+    """Whether a file was written since then in a lease's folder; or, unless it `failed`, in the one that the command
+    runs in, or at a place that it names, where others may write: of places that hold too much to look at, that is
+    supposed."""
     state = Path(command.folder).parent.parent  # where logs and journals are written
     words = [part for word in command.words[1:] for part in word.split("=")]
     named = [Path(command.cwd or command.folder, word) for word in words if word]
-    places = [attempt, *([Path(command.cwd)] if command.cwd else []), *named]
+    places = [attempt] if failed else [attempt, *([Path(command.cwd)] if command.cwd else []), *named]
     looked = 0
     for place in places:
         for found in _files_in(place, but=state if place != attempt else None):
