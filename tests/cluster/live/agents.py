@@ -19,7 +19,7 @@ from dovetail.cluster.live.executor import AgentExecutor
 from dovetail.cluster.live.launch import agent_folder
 from dovetail.cluster.live.nodes import ClusterNode, NodeAccelerator
 from dovetail.cluster.live.settings import ClusterSettings
-from dovetail.cluster.live.wire import LeaseState, ProcessEvent, TrainingCommand
+from dovetail.cluster.live.wire import LeaseState, NodeTrouble, ProcessEvent, TrainingCommand
 from dovetail.core.events import Rows
 from tests.processes import is_alive
 from tests.waiting import until
@@ -46,7 +46,7 @@ class Cluster:
         self._lease_s = round_s if lease_s is None else lease_s
         self.commands: dict[int, TrainingCommand] = {}
         self.rows: list[Rows] = []
-        self.said: list[LeaseState | ProcessEvent] = []
+        self.said: list[LeaseState | NodeTrouble | ProcessEvent] = []
         self.port = 0
         self.names = tuple(nodes)
         self._gpus = gpus
@@ -110,8 +110,9 @@ class Cluster:
 
     def states(self, job: int, epoch: int) -> list[str]:
         """The states that a lease was seen in, each once."""
-        said = [each for each in list(self.said) if (each.job, each.epoch) == (job, epoch)]
-        return [state for state, _ in itertools.groupby(each.state for each in said if isinstance(each, LeaseState))]
+        states = [each for each in list(self.said) if isinstance(each, LeaseState)]
+        said = [each.state for each in states if (each.job, each.epoch) == (job, epoch)]
+        return [state for state, _ in itertools.groupby(said)]
 
     def events(self, *jobs: int) -> list[str]:
         """What processes of these jobs went through, and when their agent knew of it, in order."""

@@ -14,6 +14,7 @@ from multiprocessing import Pipe
 from multiprocessing.connection import Client, Listener
 from pathlib import Path
 from queue import SimpleQueue
+from typing import Literal
 
 import pytest
 
@@ -28,10 +29,11 @@ from dovetail.cluster.live.wire import (
     LeaveNode,
     NodeLease,
     NodeLeases,
+    NodeTrouble,
     ProcessEvent,
     TrainingCommand,
 )
-from tests.cluster.live.agents import PACED, SETTINGS, cluster, due, planned, spares, started, stopped
+from tests.cluster.live.agents import PACED, SETTINGS, Cluster, cluster, due, planned, spares, started, stopped
 from tests.processes import is_alive
 from tests.waiting import PATIENCE_S, until
 
@@ -401,3 +403,53 @@ def test_who_starts_agents_learns_why_none_comes(tmp_path: Path, monkeypatch: py
     finally:
         executor.close()
         shutil.rmtree(folder, ignore_errors=True)
+
+
+def troubles(c: Cluster) -> list[str]:
+    return [each.why for each in list(c.said) if isinstance(each, NodeTrouble)]
+
+
+def test_a_folder_that_is_full_takes_the_node_down_and_blames_no_job(tmp_path: Path) -> None:
+    with cluster(tmp_path) as c:
+        until(lambda: c.executor._lines)
+        full = Path(c.home(), "room")
+        full.mkdir()  # nobody can write there
+        c.job(1)
+        c.begin(1, 1, 0)
+        until(lambda: any(rows.of == "failed" for rows in list(c.rows)))
+        until(lambda: troubles(c) == [f"the folder of its agent, {c.home()}: Is a directory"])
+        c.decide(stopped(1))  # as the rounds would
+        until(lambda: c.is_in("gone", 1, 1))
+        up = len(c.rows)
+        full.rmdir()
+        until(lambda: any(rows.of == "mended" for rows in list(c.rows)[up:]))
+        until(lambda: troubles(c)[1:] == [""])
+        c.begin(1, 2, 0)
+        until(lambda: c.steps(1) > 5)
+        assert not c.seen("exited", 1)
+
+
+@pytest.mark.parametrize("checkpoint", ["iterator", "pause"])
+def test_a_folder_that_is_removed_is_made_again(checkpoint: Literal["iterator", "pause"], tmp_path: Path) -> None:
+    """Once those are gone that were started from it: their leases cannot be extended any more."""
+    with cluster(tmp_path) as c:
+        plain = (sys.executable, "-c", "import os, time; print(os.getpid(), flush=True); time.sleep(1000)")
+        job = c.job(1, PACED if checkpoint == "iterator" else plain, checkpoint=checkpoint)
+        c.begin(1, 1, 0)
+        until(lambda: c.is_in("running", 1, 1) and c.processes(1, 1))
+        (pid,) = c.processes(1, 1)
+        if checkpoint == "iterator":
+            until(lambda: c.steps(1) > 5)
+        shutil.move(c.home(), tmp_path / "gone")  # at once, while it is written to
+        until(lambda: any(rows.of == "failed" for rows in list(c.rows)))
+        assert troubles(c) == [f"the folder of its agent, {c.home()}, was removed"]
+        up = len(c.rows)
+        c.decide(stopped(1))
+        until(lambda: any(rows.of == "mended" for rows in list(c.rows)[up:]))
+        assert not is_alive(pid)
+        c.job(2)
+        c.begin(2, 1, 0)
+        until(lambda: c.steps(2) > 5)
+        assert not c.seen("exited", 1)
+        assert not c.seen("exited", 2)
+        assert checkpoint == "pause" or job.saved > 0

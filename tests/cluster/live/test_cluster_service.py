@@ -18,7 +18,7 @@ from dovetail.cluster.live.nodes import ClusterNode, NodeAccelerator, emulated_n
 from dovetail.cluster.live.service import ClusterService
 from dovetail.cluster.live.service_loop import ClusterLoop
 from dovetail.cluster.live.settings import ClusterSettings
-from dovetail.cluster.live.wire import LeaseState
+from dovetail.cluster.live.wire import LeaseState, NodeTrouble
 from dovetail.cluster.rules import RoundRules
 from dovetail.core.errors import InputError
 from dovetail.core.events import Rows
@@ -591,3 +591,13 @@ def test_a_job_that_is_cancelled_as_it_comes_ends(tmp_path: Path) -> None:
             for each in ids:
                 service.cancel(each)
         assert [service.wait(each, PATIENCE_S).state for each in ids] == ["cancelled"] * 3
+
+
+def test_a_node_on_which_nothing_can_be_started_says_so(tmp_path: Path) -> None:
+    log = io.StringIO()
+    with serving(tmp_path, log) as service:
+        service._loop.watch(NodeTrouble("left", "its disk is full"), 0.0)
+        assert [node.trouble for node in service.nodes()] == ["its disk is full", ""]
+        assert '"event":"node in trouble","node":"left","why":"its disk is full"' in log.getvalue()
+        service._loop.watch(NodeTrouble("left", ""), 0.0)
+        assert [node.trouble for node in service.nodes()] == ["", ""]

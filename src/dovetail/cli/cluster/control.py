@@ -40,10 +40,21 @@ def screen(url: str, now: dict[str, Any]) -> Any:
     head = f"{url}: policy {now['policy']}, rounds of {now['round_s']:g} s, up for {now['uptime_s']:.0f} s; {jobs}"
     if now["trouble"]:
         head += f"\n{now['trouble']}"
+    for node in now["nodes"]:
+        if node["trouble"]:
+            head += f"\n{node['name']}: {node['trouble']}"
     nodes = [
         [
             node["name"],
-            "gone" if not node["here"] else "silent" if node["down"] else "drained" if node["drained"] else "up",
+            "gone"
+            if not node["here"]
+            else "down"
+            if node["trouble"]
+            else "silent"
+            if node["down"]
+            else "drained"
+            if node["drained"]
+            else "up",
             ", ".join(
                 [f"{count} {name}" for name, count in node["types"].items()]
                 + [f"{count} {name} not used: restart" for name, count in node["unused"].items()]

@@ -6,7 +6,6 @@ nothing of the service for a lease is stopped all the same, by the shim of each 
 
 from __future__ import annotations
 
-import fcntl
 import os
 import selectors
 import shutil
@@ -23,6 +22,7 @@ import msgspec
 
 from dovetail.cluster.live.agent_desk import ProcessCaller, ProcessDesk
 from dovetail.cluster.live.agent_env import SharedGpus, environment, filled, free_ports, last_line
+from dovetail.cluster.live.agent_folder import AgentFolder
 from dovetail.cluster.live.agent_link import AgentErrand, ServiceLink
 from dovetail.cluster.live.agent_runs import SILENT_ROUNDS, KeptRun, Margins, NodeRun
 from dovetail.cluster.live.checkpoints import JobFolder, has_news
@@ -53,11 +53,11 @@ _WORTH = 0.05  # part of a round: a renewal is written down if it is worth that
 class NodeAgent:
     """All state belongs to the thread that runs it; other threads `post` what it shall do."""
 
-    def __init__(self, errand: AgentErrand) -> None:
-        self._folder = Path(errand.folder)
-        self._runs_folder = self._folder / "runs"
-        self._runs_folder.mkdir(exist_ok=True)
-        self._socket = self._folder / "agent.sock"
+    def __init__(self, errand: AgentErrand, place: AgentFolder) -> None:
+        self._errand, self._place = errand, place
+        self._folder, self._runs_folder, self._socket = place.path, place.runs, place.socket
+        self._trouble = ""  # why nothing can be started
+        self._looked = -inf
         self._runs: dict[tuple[int, int], NodeRun] = {}
         self._processes: dict[tuple[tuple[int, int], int], RankProcess] = {}
         self._margins = Margins()
@@ -94,6 +94,8 @@ class NodeAgent:
             before, now = now, time.monotonic()
             self._end_hanging(now, slept=now - before > self._round_s)
             self._measure(now)
+            if (self._trouble or self._place.lost) and now - self._looked >= self._beat_s:
+                self._look_after_folder(now)
             if now - self._heard > max(_ORPHAN_ROUNDS * self._round_s, _ORPHAN_S):
                 self._leaving = self._leaving or all(run.gone for run in self._runs.values())
         self._gpus.close()
@@ -153,6 +155,8 @@ class NodeAgent:
         self._begin_if_free(run)
         if run.may_start:
             self._start(run)
+        if run.begun and not run.started and (run.over(now) or run.kill_at <= now):
+            run.gone = True  # it could not be started
         if run.end is not None and (before is None or run.end - before > _WORTH * self._round_s):
             self._keep(run)
         self._grant(run)
@@ -202,6 +206,9 @@ class NodeAgent:
     # --- processes ------------------------------------------------------------------------------------------
 
     def _start(self, run: NodeRun) -> None:
+        self._look_after_folder(time.monotonic())
+        if self._trouble:
+            return  # the service hears of it, and lets it begin elsewhere
         lease, folder = run.lease, JobFolder(run.lease.command.folder)
         run.started, run.launched = True, time.time()
         try:
@@ -451,7 +458,26 @@ class NodeAgent:
         states = tuple(run.state(now) for run in self._runs.values())
         if now - self._ports_at > self._beat_s:
             self._ports, self._ports_at = free_ports(), now
-        self._link.beat(self._seen, states, self._ports)
+        self._link.beat(self._seen, states, self._ports, self._trouble)
+
+    def _look_after_folder(self, now: float) -> None:
+        """Whether processes can be started from it. One that was removed is made again once those are gone that were
+        started from it, whose leases nobody can extend any more."""
+        self._looked, trouble = now, self._place.trouble()
+        if self._place.lost:
+            left = [run for run in self._runs.values() if run.started and not run.gone]
+            for (key, _), process in self._processes.items():
+                if (run := self._runs.get(key)) is not None and run.mode == "pause" and run.over(now):
+                    process.kill()  # else it would stay stopped
+            with suppress(OSError):
+                if not left:
+                    self._place.make_again(self._errand)
+                    self._desk.listen()
+                    self._gpus = SharedGpus(self._folder)
+                    trouble = self._place.trouble()
+        if trouble != self._trouble:
+            self._trouble = trouble
+            self._beat()
 
     def _end_hanging(self, now: float, slept: bool) -> None:
         """Who says nothing any more is ended, however often its lease is renewed. Who has `slept` heard nobody."""
@@ -488,14 +514,10 @@ class NodeAgent:
 
 
 def main(folder: str) -> None:
-    """Be the agent whose errand is in this folder, unless one is there. While it is locked, systemd-tmpfiles passes
-    it over when it clears old files out of /tmp."""
-    held = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return
-    NodeAgent(msgspec.msgpack.decode((Path(folder) / "errand").read_bytes(), type=AgentErrand)).run()
+    """Be the agent whose errand is in this folder, unless one is there."""
+    place = AgentFolder(folder)
+    if place.claim():
+        NodeAgent(place.errand(), place).run()
 
 
 if __name__ == "__main__":

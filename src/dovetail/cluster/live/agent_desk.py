@@ -50,16 +50,24 @@ class ProcessDesk:
         self, path: Path, selector: selectors.BaseSelector, serve: Callable[[ProcessCaller, Request], None]
     ) -> None:
         self.callers: list[ProcessCaller] = []
-        self._selector, self._serve = selector, serve
-        path.unlink(missing_ok=True)
-        self._listener = socket.socket(socket.AF_UNIX)
-        self._listener.bind(str(path))
-        self._listener.listen(128)
-        selector.register(self._listener, selectors.EVENT_READ, self._accept)
+        self._path, self._selector, self._serve = path, selector, serve
+        self._listener: socket.socket | None = None
+        self.listen()
 
-    def _accept(self) -> None:
+    def listen(self) -> None:
+        """Open the socket, or open it again if its file was removed."""
+        self._path.unlink(missing_ok=True)
+        if self._listener is not None:
+            self._selector.unregister(self._listener)
+            self._listener.close()
+        self._listener = listener = socket.socket(socket.AF_UNIX)
+        listener.bind(str(self._path))
+        listener.listen(128)
+        self._selector.register(listener, selectors.EVENT_READ, lambda: self._accept(listener))
+
+    def _accept(self, listener: socket.socket) -> None:
         with suppress(OSError):
-            connection, _ = self._listener.accept()
+            connection, _ = listener.accept()
             connection.setblocking(False)
             caller = ProcessCaller(connection)
             self.callers.append(caller)

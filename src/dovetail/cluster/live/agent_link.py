@@ -48,17 +48,17 @@ class ServiceLink:
         self._tell = tell
         self._changed = Condition()
         self._connection: AgentConnection | None = None
-        self._beat: tuple[int, tuple[LeaseState, ...], tuple[int, ...]] | None = None
+        self._beat: tuple[int, tuple[LeaseState, ...], tuple[int, ...], str] | None = None
         self._messages: deque[StopAsked | ProcessEvent] = deque(maxlen=_MOST_EVENTS)
         self._sent: dict[int, float] = {}
         self._number = 0
         for work in (self._read, self._write):
             Thread(target=work, daemon=True).start()
 
-    def beat(self, seen: int, states: tuple[LeaseState, ...], ports: tuple[int, ...]) -> None:
+    def beat(self, seen: int, states: tuple[LeaseState, ...], ports: tuple[int, ...], trouble: str) -> None:
         """Say this in the next beat; what was to be said before that is out of date."""
         with self._changed:
-            self._beat = (seen, states, ports)
+            self._beat = (seen, states, ports, trouble)
             self._changed.notify()
 
     def say(self, message: StopAsked | ProcessEvent) -> None:
@@ -111,9 +111,8 @@ class ServiceLink:
                     message = self._messages.popleft()
                 else:
                     assert self._beat is not None
-                    seen, states, ports = self._beat
-                    self._beat, self._number = None, self._number + 1
-                    message = AgentBeat(self._errand.node, self._number, seen, states, ports)
+                    said, self._beat, self._number = self._beat, None, self._number + 1
+                    message = AgentBeat(self._errand.node, self._number, *said)
                     self._sent[self._number] = time.monotonic()
             with suppress(OSError):  # the reader finds it out
                 connection.send(message)

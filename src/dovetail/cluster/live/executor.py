@@ -27,6 +27,7 @@ from dovetail.cluster.live.wire import (
     LeaseState,
     LeaveNode,
     NodeLeases,
+    NodeTrouble,
     ProcessEvent,
     StopAsked,
     TrainingCommand,
@@ -34,7 +35,7 @@ from dovetail.cluster.live.wire import (
 from dovetail.core.errors import DovetailError
 from dovetail.core.events import Rows
 
-Watch = Callable[[LeaseState | ProcessEvent, float], None]
+Watch = Callable[[LeaseState | NodeTrouble | ProcessEvent, float], None]
 Launch = Callable[[ClusterNode, AgentErrand], None]
 
 _COPIES = 4  # of checkpoints at once
@@ -47,7 +48,7 @@ _FIRST_WORD_S = 10.0  # for an agent that was just started, before it is told to
 _SLEPT = 3.0  # beats: who comes back so late was stopped itself, and nobody else is to blame
 
 
-def _nobody(message: LeaseState | ProcessEvent, now: float) -> None:
+def _nobody(message: LeaseState | NodeTrouble | ProcessEvent, now: float) -> None:
     pass
 
 
@@ -253,7 +254,7 @@ class AgentExecutor:
         self._book.linked(beat.node)
         return beat.node
 
-    def _hear(self, message: AgentBeat | StopAsked | ProcessEvent) -> Sequence[LeaseState | ProcessEvent]:
+    def _hear(self, message: AgentBeat | StopAsked | ProcessEvent) -> Sequence[LeaseState | NodeTrouble | ProcessEvent]:
         """Gives what there is to be told of it."""
         if isinstance(message, AgentBeat):
             return self._book.heard(message, time.monotonic())

@@ -21,6 +21,7 @@ from dovetail.cluster.live.wire import (
     LeaseState,
     NodeLease,
     NodeLeases,
+    NodeTrouble,
     ProcessEvent,
     StopAsked,
     TrainingCommand,
@@ -283,7 +284,7 @@ class LeaseBook:
 
     def _is_silent(self, name: str, now: float) -> bool:
         node = self.nodes.get(name)
-        return node is None or node.down or now - node.heard > self._silence_s
+        return node is None or (node.down and not node.trouble) or now - node.heard > self._silence_s
 
     def _is_paused(self, lease: JobLease) -> bool:
         states = [self.nodes[name].states.get(lease.key) for name in lease.parts if name in self.nodes]
@@ -302,13 +303,16 @@ class LeaseBook:
 
     # --- what agents say --------------------------------------------------------------------------------
 
-    def heard(self, beat: AgentBeat, now: float) -> list[LeaseState]:
-        """A sign of life; gives the states in it that are new."""
+    def heard(self, beat: AgentBeat, now: float) -> list[LeaseState | NodeTrouble]:
+        """A sign of life; gives what is new in it."""
         node = self.nodes.get(beat.node)
         if node is None:
             return []
-        first = not node.met
-        if node.down or first:  # the journal may have it as down
+        first, trouble = not node.met, node.trouble
+        node.trouble = beat.trouble
+        if node.trouble:
+            self._lose(node)
+        elif node.down or first:  # the journal may have it as down
             node.down = False
             self._report(Rows("mended", {"device": list(node.numbers)}))
         node.news = node.news or node.beat is not None  # at once, so that it may say the next thing
@@ -326,7 +330,7 @@ class LeaseBook:
                 why = "its agent knows nothing of it" if lease.wanted else ""
                 self._gone(lease, node, LeaseState(*lease.key, "gone", why=why))
         self.settle(now)
-        return new
+        return [*new, *([NodeTrouble(beat.node, beat.trouble)] if beat.trouble != trouble else [])]
 
     def linked(self, name: str) -> None:
         """An agent has dialled in: whatever it was sent before, it is told again."""

@@ -29,6 +29,7 @@ class LiveNode:
     heard: float
     met: bool = False  # its agent has been heard of since this service began
     down: bool = False  # which the rounds know of
+    trouble: str = ""  # why it is, if its agent says so
     doubted: bool = False  # Ray has lost it
     states: dict[Key, LeaseState] = field(default_factory=dict)
     leases: dict[Key, JobLease] = field(default_factory=dict)

@@ -150,6 +150,7 @@ class ClusterNodeStatus(Struct, frozen=True, kw_only=True):
     types: dict[str, int]
     jobs: list[int | None]
     unused: dict[str, int] = {}  # types that the service did not know when it started: it must be started again
+    trouble: str = ""  # why no process can be started there
 
 
 class NodeTable:

@@ -121,6 +121,11 @@ class RankProcess:
             with suppress(ProcessLookupError):
                 signal.pidfd_send_signal(self.handle, shim.POKE)
 
+    def kill(self) -> None:
+        """End its parent, which nobody can reach by its folder any more; what it started is ended then."""
+        with suppress(ProcessLookupError):
+            signal.pidfd_send_signal(self.handle, signal.SIGKILL)
+
     def ended(self) -> RankExit:
         """How it ended, once its handle is readable or it was not found."""
         if self.handle >= 0:

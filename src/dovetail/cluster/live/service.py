@@ -351,6 +351,7 @@ class ClusterService:
                     down=any(number in loop.down for number in known.numbers),
                     jobs=[on.get(number) for number in known.numbers],
                     unused=loop.unused.get(name, {}),
+                    trouble=loop.unwell.get(name, ""),
                 )
                 for name, known in loop.nodes.nodes.items()
             ]

@@ -32,7 +32,7 @@ from dovetail.cluster.live.measures import LeaseMeasures
 from dovetail.cluster.live.nodes import ClusterNode, KnownNode, without
 from dovetail.cluster.live.settings import ClusterSettings
 from dovetail.cluster.live.telemetry import ClusterTelemetry
-from dovetail.cluster.live.wire import LeaseState, ProcessEvent
+from dovetail.cluster.live.wire import LeaseState, NodeTrouble, ProcessEvent
 from dovetail.cluster.metrics import closing, metrics_for
 from dovetail.cluster.policies import make
 from dovetail.cluster.rounding import records
@@ -90,6 +90,7 @@ class ClusterLoop(ClusterMemory):
         self._wanted = policy or self.store.get("policy", ChosenPolicy)
         self._snapshot_at = 0  # lines of the journal then; -1 while one is asked for
         self.unused: dict[str, dict[str, int]] = {}  # by node: accelerators of types that came later
+        self.unwell: dict[str, str] = {}  # by node: why no process can be started there
         self.resumed_at = 0  # the step of the snapshot that this process began with
         self.ready, self.closing = threading.Event(), threading.Event()
         self.trouble = ""
@@ -377,8 +378,12 @@ class ClusterLoop(ClusterMemory):
             self.store.put(NODE, name, known)
             self.log.write("node gone", node=name)
 
-    def watch(self, message: LeaseState | ProcessEvent, at_s: float) -> None:
+    def watch(self, message: LeaseState | NodeTrouble | ProcessEvent, at_s: float) -> None:
         """What the executor hears from agents: what processes went through is kept, and what it teaches is told."""
+        if isinstance(message, NodeTrouble):
+            self.unwell[message.node] = message.why
+            self.log.write("node in trouble" if message.why else "node well again", node=message.node, why=message.why)
+            return
         if isinstance(message, ProcessEvent):
             with suppress(OSError), (self.folder_of(message.job) / TIMELINE).open("ab") as file:
                 file.write(msgspec.json.encode(message) + b"\n")

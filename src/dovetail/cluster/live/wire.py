@@ -113,13 +113,21 @@ class LeaseState(Struct, frozen=True):
 
 class AgentBeat(Struct, frozen=True, tag="beat"):
     """A sign of life. `ports` are free on that node just now, for jobs of several ranks. `seen` is the last beat whose
-    answer it knows of."""
+    answer it knows of. `trouble`: why no process can be started there, whatever the job."""
 
     node: str
     number: int
     seen: int = -1
     states: tuple[LeaseState, ...] = ()
     ports: tuple[int, ...] = ()
+    trouble: str = ""
+
+
+class NodeTrouble(Struct, frozen=True):
+    """Why no process can be started on a node; nothing: now one can again."""
+
+    node: str
+    why: str
 
 
 class StopAsked(Struct, frozen=True, tag="stop_asked"):
