@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -171,6 +173,81 @@ def test_a_run_goes_on_from_its_checkpoint(capsys: pytest.CaptureFixture[str], t
     code, _, err = run(capsys, "simulate", *words, "--resume", "--seed", "9")
     assert code == 2
     assert "is a checkpoint of another run" in err
+
+
+IN_A_FILE = """
+import threading
+from collections import deque
+from dataclasses import dataclass
+import numpy as np
+from dovetail.cluster import Allocation
+
+def alike(problem):
+    return Allocation(share=np.full((problem.jobs, len(problem.types)), 0.9 / (problem.jobs * len(problem.types))))
+
+nameless = lambda problem: alike(problem)
+
+@dataclass
+class Seen:
+    last: deque
+
+class Turns:
+    agnostic, packs, strict = False, False, False
+
+    def __init__(self, *, lock_after: int = 10**9) -> None:
+        self.calls, self.lock_after, self.seen = 0, lock_after, Seen(deque(maxlen=3))
+        if lock_after < 0:
+            self.lock = threading.Lock()
+
+    def allocate(self, problem):
+        self.calls += 1
+        self.seen.last.append(self.calls)
+        if self.calls > self.lock_after:
+            self.lock = threading.Lock()
+        share = alike(problem).share
+        share[:, sum(self.seen.last) % len(problem.types)] = 0.0
+        return Allocation(share=share, why=str(self.seen.last))
+"""
+
+
+@pytest.mark.parametrize("name", ["Turns", "alike"])
+def test_a_policy_from_a_file_goes_on_from_its_checkpoint_in_a_new_process(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, name: str
+) -> None:
+    mine, journal = tmp_path / "of.mine" / "mine.py", tmp_path / "run.jsonl"
+    for folder in (tmp_path / "others", mine.parent):  # two files of one name
+        folder.mkdir()
+        (folder / "mine.py").write_text(IN_A_FILE)
+    assert run(capsys, "simulate", *FEW, "-p", f"{tmp_path}/others/mine.py:{name}")[0] == 0
+    words = ["simulate", *FEW, "-p", f"{mine}:{name}", "--journal", str(journal)]
+    words += ["--checkpoint-file", str(tmp_path / "state"), "--checkpoint-every", "7"]
+    assert run(capsys, *words)[0] == 0
+    whole = journal.read_bytes()
+    command = [sys.executable, "-m", "dovetail", "cluster", *words, "--resume"]
+    again = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert (again.returncode, again.stderr) == (0, "")
+    assert journal.read_bytes() == whole
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("Turns,lock_after=-1", "its attribute 'lock': cannot pickle '_thread.lock' object"),
+        ("Turns,lock_after=0", "its attribute 'lock': cannot pickle '_thread.lock' object"),  # at the first checkpoint
+        ("nameless", "it: Can't pickle <function <lambda>"),
+    ],
+)
+def test_a_policy_that_no_checkpoint_can_keep_is_refused(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, name: str, message: str
+) -> None:
+    (tmp_path / "mine.py").write_text(IN_A_FILE)
+    policy, state, journal = f"{tmp_path}/mine.py:{name}", tmp_path / "state", tmp_path / "run.jsonl"
+    words = ("--checkpoint-file", str(state), "--checkpoint-every", "7", "--journal", str(journal))
+    code, _, err = run(capsys, "simulate", *FEW, "-p", policy, *words)
+    assert code == 2
+    assert f"policy {policy}: a checkpoint cannot keep {message}" in err
+    assert not state.exists()
+    assert journal.exists() == ("=0" in name)  # what was recorded until then stays
 
 
 def test_the_old_log_is_written(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:

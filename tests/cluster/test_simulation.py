@@ -5,6 +5,7 @@ from __future__ import annotations
 import pickle
 import random
 import re
+import threading
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -25,7 +26,7 @@ from dovetail.cluster.inputs.workload import Job
 from dovetail.cluster.metrics import ClusterResult
 from dovetail.cluster.policies import make
 from dovetail.cluster.policies.base import Allocation, Problem
-from dovetail.cluster.rounding import stimuli
+from dovetail.cluster.rounding import records, stimuli
 from dovetail.cluster.rounding.active import Active
 from dovetail.cluster.rounds import Rounds, scheduler_for
 from dovetail.cluster.rules import RoundRules
@@ -368,6 +369,14 @@ def test_a_policy_that_answers_otherwise_when_it_is_warm_gives_the_same_bytes(ma
     assert go("parts") == go("whole")
 
 
+def test_a_service_goes_on_with_a_policy_that_cannot_be_saved(make_setup: Make) -> None:
+    policy = Table({0: [1, 0]})
+    policy.lock = threading.Lock()  # type: ignore[attr-defined]
+    rounds = Rounds(make_setup([Job(id=0, model="A", steps=3000)]), policy, RoundRules(), reported=True)
+    assert [rows.of for rows in rounds.handle([records.saved()], 0.0)] == ["saved"]
+    assert rounds.mechanism.policy is policy
+
+
 def test_what_happens_after_a_checkpoint_was_loaded_is_not_forgotten_when_a_job_arrives() -> None:
     jobs, widths = Active(2), np.array([1])
     columns = {"kind": [0], "steps": [9.0], "at_s": [0.0]}
@@ -473,7 +482,7 @@ def test_a_checkpoint_that_would_run_other_code_is_refused(
 ) -> None:
     path = tmp_path / "saved"
     named = "".join(f"\x8c{chr(len(word))}{word}" for word in (module, name)).encode("latin-1")
-    path.write_bytes(b"dovetail cluster checkpoint 6\n\x80\x04" + named + b"\x93)R.")  # calls it without arguments
+    path.write_bytes(b"dovetail cluster checkpoint 7\n\x80\x04" + named + b"\x93)R.")  # calls it without arguments
     with pytest.raises(InputError, match=re.escape(f"it holds {module}.{name}")):
         run(make_setup([Job(id=0, model="A", steps=9000)]), Table({0: [1, 0]}), saving=Checkpointing(path, resume=True))
 

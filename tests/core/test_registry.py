@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import pickle
 import subprocess
 import sys
 from collections.abc import Callable
@@ -287,6 +288,21 @@ def test_a_policy_is_found_in_a_file_by_its_name(own: Path) -> None:
     assert shares == {"Half": 0.5, "third": 0.3, "quarter": 0.25}
     assert registry.create("host", f"{own}:Half", {"share": "0.1"}).share == 0.1
     assert registry.promise("host", f"{own}:Half") == "Half of it."
+
+
+def test_what_a_file_makes_can_be_pickled(own: Path) -> None:
+    found = registry.choose("host", f"{own}:Half")[1]
+    assert pickle.loads(pickle.dumps(found)).share == 0.5
+
+
+def test_files_may_call_their_policies_alike(tmp_path: Path) -> None:
+    head = f"from dovetail.core.registry import policy\n@policy('mine', level={LEVEL!r})\n"
+    for number in (1, 2):
+        (tmp_path / str(number)).mkdir()
+        (tmp_path / str(number) / "mine.py").write_text(f"{head}class Mine: number = {number}\n")
+    made = [registry.create(LEVEL, f"{tmp_path}/{number}/mine.py:Mine") for number in (1, 2)]
+    assert [each.number for each in made] == [1, 2]
+    assert [pickle.loads(pickle.dumps(each)).number for each in made] == [1, 2]
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ import msgspec
 from msgspec import Struct
 
 from dovetail.cluster.bounds import fastest, least_makespan_s
-from dovetail.cluster.checkpoint import load, renewed, save
+from dovetail.cluster.checkpoint import load, refuse_unsavable, renewed, save
 from dovetail.cluster.compat import GAVEL
 from dovetail.cluster.compat.gavel import GavelSimulation
 from dovetail.cluster.compat.ideal import IdealSimulation
@@ -33,7 +33,7 @@ class TimedPolicy:
     """A policy and the CPU time that it takes; what goes wrong in it is told by its name."""
 
     def __init__(self, policy: Policy, name: str = "") -> None:
-        self._policy = policy
+        self.policy = policy
         self.name = name or type(policy).__name__
         self.agnostic, self.packs, self.strict = policy.agnostic, policy.packs, policy.strict
         self.every_round = getattr(policy, "every_round", False)
@@ -44,7 +44,7 @@ class TimedPolicy:
     def allocate(self, problem: Problem) -> Allocation:
         before = process_time()
         try:
-            found = self._policy.allocate(problem)
+            found = self.policy.allocate(problem)
         except DovetailError:
             raise
         except (Exception, SystemExit) as error:
@@ -110,6 +110,8 @@ def run(
     )
     if compat:
         policy = by_older_rules(policy)
+    if saving is not None:
+        refuse_unsavable(policy, name or type(policy).__name__)
     timed = TimedPolicy(policy, name)
     began = process_time()
     first = header(setup, policy, name, options or {}, rules, mode, clock) if journal or saving else None
@@ -175,6 +177,8 @@ def _simulate(
         def pause() -> None:
             begun, mechanism = simulation.rounds_begun, simulation.mechanism
             if saving is not None and begun and begun % saving.every_rounds == 0:
+                assert isinstance(mechanism.policy, TimedPolicy)
+                refuse_unsavable(mechanism.policy.policy, mechanism.policy.name)
                 save(saving.path, simulation, metrics, identity, writer.written() if writer else 0)
                 mechanism.policy = renewed(mechanism.policy)
 

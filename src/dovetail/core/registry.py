@@ -10,7 +10,7 @@ from __future__ import annotations
 import inspect
 import math
 import re
-import runpy
+import sys
 import typing
 import warnings
 from collections.abc import Callable, Mapping, Sequence
@@ -25,6 +25,7 @@ from dovetail.core.policy_source import REQUIRED, PolicySource, read_policies
 
 GROUP = "dovetail.policies"
 LEVELS = "dovetail.levels"
+_FILE = "policies in "  # and its path: the module's name
 _policies: dict[tuple[str, str], Callable[..., Any]] = {}
 _sources: dict[str, dict[str, PolicySource]] = {}
 _files: dict[str, dict[str, Any]] = {}  # what files of policies define, by their path
@@ -41,7 +42,9 @@ def policy(name: str, *, level: str) -> Callable[[T], T]:
         at = known.__module__ if known else factory.__module__
         if known is None and name in _ours(level) and not at.startswith(f"dovetail.{level}."):
             at = _ours(level)[name].module  # ours, not imported yet
-        if at != factory.__module__ or (known is not None and known.__qualname__ != factory.__qualname__):
+        in_files = at.startswith(_FILE) and factory.__module__.startswith(_FILE)  # each is asked for by its path
+        same = at == factory.__module__ and (known is None or known.__qualname__ == factory.__qualname__)
+        if not (same or in_files):
             raise InputError(f"{level} policy {name!r} is registered twice: {at}, {factory.__module__}")
         _policies[level, name] = factory
         return factory
@@ -132,10 +135,16 @@ def _contents(path: str) -> dict[str, Any]:
     if place not in _files:
         if not Path(path).is_file():
             raise InputError(f"{path}: no such file")
+        # A dot in its name would be a package's, which pickle imports first.
+        module = ModuleType(_FILE + place.removesuffix(".py").replace("%", "%25").replace(".", "%2E"))
+        module.__file__ = place
+        sys.modules[module.__name__] = module  # where pickle looks for its classes
         try:
-            _files[place] = runpy.run_path(place, run_name=f"policies in {place}")
+            exec(compile(Path(place).read_bytes(), place, "exec", dont_inherit=True), vars(module))
         except (Exception, SystemExit) as error:
+            del sys.modules[module.__name__]
             raise InputError(f"{path}: does not load: {type(error).__name__}: {error}") from error
+        _files[place] = vars(module)
     return _files[place]
 
 

@@ -14,19 +14,19 @@ class LearnedRates:
     """
 
     def __init__(self, policy: Policy, pairs: Floats) -> None:
-        self._policy = policy
+        self.policy = policy
         self.pairs = pairs
         self.agnostic, self.packs, self.strict = policy.agnostic, policy.packs, policy.strict
         self.every_round = getattr(policy, "every_round", False)
 
     def by_older_rules(self) -> LearnedRates:
-        return LearnedRates(by_older_rules(self._policy), self.pairs)
+        return LearnedRates(by_older_rules(self.policy), self.pairs)
 
     def allocate(self, problem: Problem) -> Allocation:
         true = problem.pair_rates
         if true is None:
-            return self._policy.allocate(problem)
-        found = self._policy.allocate(replace(problem, pair_rates=self.pairs))
+            return self.policy.allocate(problem)
+        found = self.policy.allocate(replace(problem, pair_rates=self.pairs))
         tried = found.pairs[(found.pair_share > 0).any(axis=1)] if len(found.pairs) else found.pairs
         if len(tried):
             # Policies may keep the array that they were given, so it is replaced and not changed.

@@ -298,8 +298,7 @@ class ClusterLoop(ClusterMemory):
         if not path.exists():
             return None
         try:
-            module = type(make(self.policy.name, self.policy.options)).__module__
-            number, decided_by, n, rounds, jobs = recall(path, module)
+            number, decided_by, n, rounds, jobs = recall(path, make(self.policy.name, self.policy.options))
         except (DovetailError, ValueError, TypeError) as error:
             self.log.write("no snapshot", why=str(error))
             return None

@@ -22,10 +22,10 @@ class FunctionPolicy(Policy):
     """A user's own function from a problem to an allocation."""
 
     def __init__(self, function: Callable[[Problem], Allocation]) -> None:
-        self._function = function
+        self.function = function
 
     def allocate(self, problem: Problem) -> Allocation:
-        return self._function(problem)
+        return self.function(problem)
 
 
 def name_of(choice: Any) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pickle
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from typing import Any
 
 import numpy as np
@@ -100,8 +101,9 @@ class Changes:
 
     def _see_saved(self, rows: Rows, columns: Mapping[str, Any], now: float) -> Rows:
         """The machine is saved: its policy goes on as if it had been loaded from there, for a program that starts cold
-        may break a tie otherwise than a warm one."""
-        self._mechanism.policy = pickle.loads(pickle.dumps(self._mechanism.policy, protocol=5))
+        may break a tie otherwise than a warm one. One that cannot be saved goes on as it is."""
+        with suppress(Exception):
+            self._mechanism.policy = pickle.loads(pickle.dumps(self._mechanism.policy, protocol=5))
         return rows
 
 
