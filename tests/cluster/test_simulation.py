@@ -34,6 +34,7 @@ from dovetail.cluster.simulate import Checkpointing, run
 from dovetail.core.errors import DovetailError, InputError
 from dovetail.core.events import Arrived, Complete, Rows
 from dovetail.core.journal import open_journal
+from dovetail.core.loop.replay import replay_journal
 from dovetail.report.data.collect import collect
 from tests.cluster.conftest import THROUGHPUTS, Make, Table
 
@@ -328,7 +329,7 @@ def test_a_run_resumed_at_a_checkpoint_gives_the_same_bytes(
             make_setup(jobs), policy, name="table", journal=journal, mode=mode, observers=observers, saving=saving
         )
 
-    whole = go("whole")
+    whole = go("whole", saving=Checkpointing(tmp_path / "whole", every_rounds=5))
     saving = Checkpointing(tmp_path / "saved", every_rounds=5, resume=True)
     with pytest.raises(KilledError):
         go("parts", [Killer(80)], saving)
@@ -360,13 +361,18 @@ def test_a_policy_that_answers_otherwise_when_it_is_warm_gives_the_same_bytes(ma
 
     def go(name: str, observers: Sequence[Any] = ()) -> bytes:
         saving, journal = Checkpointing(tmp_path / name, every_rounds=3, resume=True), tmp_path / f"{name}.jsonl"
-        policy = Warm({i: [0.5, 0.5] for i in range(20)})
-        run(make_setup(jobs), policy, journal=journal, observers=observers, saving=saving)
+        run(make_setup(jobs), warm(), journal=journal, observers=observers, saving=saving)
         return journal.read_bytes()
+
+    def warm() -> Warm:
+        return Warm({i: [0.5, 0.5] for i in range(20)})
 
     with pytest.raises(KilledError):
         go("parts", [Killer(45)])
     assert go("parts") == go("whole")
+    journal = tmp_path / "parts.jsonl"
+    scheduler: Any = scheduler_for(open_journal(journal), warm())
+    assert replay_journal(journal, scheduler).difference is None
 
 
 def test_a_service_goes_on_with_a_policy_that_cannot_be_saved(make_setup: Make) -> None:

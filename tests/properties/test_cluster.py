@@ -16,6 +16,7 @@ from dovetail.cluster.simulate import Checkpointing, run
 from dovetail.core import registry
 from dovetail.core.events import Rows
 from dovetail.core.journal import open_journal
+from dovetail.core.loop.replay import replay_journal
 from dovetail.testing.cluster.fuzz import ClusterCase, check_case, check_seed, policies_for, random_case
 
 CASES = 120  # bench/cluster.py runs 2,000
@@ -138,6 +139,7 @@ def test_a_run_that_is_killed_again_and_again_gives_the_same_bytes(tmp_path: Pat
             except KilledError:
                 killed += 1
         assert go("parts") == whole
+        assert replay_journal(tmp_path / f"parts{seed}.jsonl").difference is None
     assert killed > 10
 
 

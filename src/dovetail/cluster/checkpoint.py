@@ -91,15 +91,6 @@ def _saving_fault(thing: Any, own: Any) -> str:
     return ""
 
 
-def renewed(policy: Policy) -> Policy:
-    """The policy as it would be if it were loaded from a checkpoint.
-
-    A program that starts cold may break a tie otherwise than a warm one, so a run must go on with what it saved.
-    """
-    again: Policy = pickle.loads(pickle.dumps(policy, protocol=5))
-    return again
-
-
 class _OwnClasses(pickle.Unpickler):
     def __init__(self, content: bytes, own: Any) -> None:
         super().__init__(io.BytesIO(content))

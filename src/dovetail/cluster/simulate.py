@@ -12,7 +12,7 @@ import msgspec
 from msgspec import Struct
 
 from dovetail.cluster.bounds import fastest, least_makespan_s
-from dovetail.cluster.checkpoint import load, refuse_unsavable, renewed, save
+from dovetail.cluster.checkpoint import load, refuse_unsavable, save
 from dovetail.cluster.compat import GAVEL
 from dovetail.cluster.compat.gavel import GavelSimulation
 from dovetail.cluster.compat.ideal import IdealSimulation
@@ -179,8 +179,8 @@ def _simulate(
             if saving is not None and begun and begun % saving.every_rounds == 0:
                 assert isinstance(mechanism.policy, TimedPolicy)
                 refuse_unsavable(mechanism.policy.policy, mechanism.policy.name)
+                simulation.saved = True
                 save(saving.path, simulation, metrics, identity, writer.written() if writer else 0)
-                mechanism.policy = renewed(mechanism.policy)
 
         try:
             simulation.run(pause)

@@ -9,6 +9,7 @@ from typing import Any
 
 from dovetail.cluster.inputs.setup import ClusterSetup
 from dovetail.cluster.policies.base import Policy
+from dovetail.cluster.rounding import records
 from dovetail.cluster.rounding.mechanism import Mechanism
 from dovetail.cluster.rounding.stimuli import Stimuli
 from dovetail.cluster.rounds import Rounds
@@ -28,6 +29,7 @@ class VirtualTime(ABC):
         self._observers: Sequence[Observer] = ()
         self.now = 0.0
         self.steps = 0
+        self.saved = False  # since the last turn
 
     def take_up(self, setup: ClusterSetup, observers: Sequence[Observer]) -> None:
         """Begin, or go on after a checkpoint was loaded, with the same setup; observers are shown every step."""
@@ -85,6 +87,9 @@ class RoundsInVirtualTime(VirtualTime):
             self.now = rounds.next_round_s
         else:
             self._wait_for_a_job()
+        if self.saved:
+            self.saved = False
+            self.tell(rounds.handle([records.saved()], self.now))
         self.tell(rounds.handle([*stimuli.prices(self.now), *stimuli.arrivals(self.now)], self.now))
         if rounds.idle and stimuli.arrival_s == inf and not stimuli.awaits_repair:
             raise InputError(f"job {rounds.jobs.id[0]} can never run on this cluster under this policy")

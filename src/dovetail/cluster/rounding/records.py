@@ -201,7 +201,7 @@ def policy(name: str, options: Mapping[str, Any] | None = None) -> Rows:
 
 
 def saved() -> Rows:
-    """The machine is saved after this step: its policy goes on as it would after a restart."""
+    """The machine is saved: its policy goes on as it would after a restart."""
     return Rows("saved", {})
 
 
