@@ -418,6 +418,42 @@ def test_a_run_in_which_servers_only_fail_is_refused(make_setup: Make, monkeypat
     assert run(late, Table({0: [1, 0]})).figures.completed == 1
 
 
+@pytest.mark.parametrize("policy", ["max_min_fairness_perf", "fifo", "tiresias"])
+def test_a_run_in_which_servers_are_mostly_down_is_refused(make_setup: Make, policy: str) -> None:
+    outages = [Outage(9.0 + 1e8 * k, 1e8 * (k + 1), (0, 1, 2, 3)) for k in range(200)]
+    with pytest.raises(InputError, match=r"while no job came or got done, and none ran for [34]..,...,... s"):
+        run(make_setup([Job(id=0, model="A", steps=9e9)], outages=outages), make(policy), RoundRules(round_s=36_000.0))
+
+
+@pytest.mark.parametrize("policy", ["max_min_fairness_perf", "fifo", "max_min_fairness_packed"])
+@pytest.mark.parametrize("first_s", [0.0, 0.37])
+def test_rounds_in_which_nobody_can_run_are_not_gone_through_and_change_nothing(
+    make_setup: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, policy: str, first_s: float
+) -> None:
+    jobs = [Job(id=i, model="AB"[i % 2], steps=3000 + 7 * i, arrival_s=first_s + 500.0 * i) for i in range(12)]
+    outages = [Outage(900.0 + 90_000 * k, 900.0 + 72_000 * (k + 1), tuple(range(8))) for k in range(3)]
+    asked: list[float] = []
+
+    def go(name: str) -> bytes:
+        run(make_setup(jobs, counts=(4, 4), outages=outages), make(policy), name=policy, journal=tmp_path / name)
+        return (tmp_path / name).read_bytes()
+
+    handle = Rounds.handle
+
+    def heard(me: Rounds, rows: Sequence[Rows], now: float) -> list[Rows]:
+        asked.append(now)
+        return handle(me, rows, now)
+
+    monkeypatch.setattr(Rounds, "handle", heard)
+    short = go("short")
+    few = len(asked)
+    assert replay_journal(tmp_path / "short").difference is None
+    asked.clear()
+    monkeypatch.setattr(Rounds, "pass_over", lambda me, until_s: None)
+    assert go("long") == short
+    assert few < len(asked) - 150
+
+
 @pytest.mark.parametrize("first_s", [0.0, 1.7e9 + 0.37])
 def test_bounds_hold_whenever_jobs_come(make_setup: Make, tmp_path: Path, first_s: float) -> None:
     for seed in range(10):

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Sequence
-from math import inf
+from math import ceil, inf
 
 import numpy as np
 
@@ -47,6 +47,7 @@ _OF_CLUSTER = (
 )
 _INSIDE = (*_OF_JOBS, *_OF_CLUSTER)
 _NEWS = {"started", "stopped", "planned", "arrived", "completed", "cancelled", "mended", "undrained", "due"}
+_AT_ONCE = 100_000  # rounds
 _LATE = 0.2  # of a round: one that begins later than that begins anew, and is not cut short
 
 
@@ -231,9 +232,14 @@ class Rounds(RunningJobs):
 
     def pass_over(self, until_s: float) -> None:
         """Nothing will happen before then: rounds that would change nothing are not gone through."""
-        quiet = self._quiet_rounds(until_s)
-        self.rounds += quiet
-        self.next_round_s += quiet * self.rules.round_s
+        if self._leases.held:
+            quiet = self._quiet_rounds(until_s)
+            self.rounds += quiet
+            self.next_round_s += quiet * self.rules.round_s
+        elif until_s < inf and not self._done and self._next is None and self.mechanism.standstill:
+            passed, self.next_round_s = last_before(until_s, self.next_round_s, self.rules.round_s)
+            self.rounds += passed
+            self.mechanism.shuffle(passed)
 
     def _quiet_rounds(self, until_s: float) -> int:
         """How many rounds would change nothing: everybody runs where all of its share is, and nothing happens."""
@@ -465,6 +471,21 @@ class Rounds(RunningJobs):
         if planned is not None:
             self._leaving -= set(self.jobs.id[self.jobs.since_s == now].tolist())
             self._plan(now, found)
+
+
+def last_before(until_s: float, first_s: float, round_s: float) -> tuple[int, float]:
+    """Of rounds one after the other, the last one that begins before then: how many come before it, and when it begins,
+    to the last digit as if they were gone through; no more than can be reckoned with at once.
+
+    >>> last_before(86400.0, 360.0, 360.0), last_before(1.0, 0.1, 0.3), last_before(0.1, 0.1, 0.3)
+    ((238, 86040.0), (2, 0.7), (0, 0.1))
+    """
+    count = max(ceil((until_s - first_s) / round_s) - 1, 0)
+    if first_s.is_integer() and float(round_s).is_integer():
+        return count, first_s + count * round_s
+    begins = np.cumsum(np.append(first_s, np.full(min(count + 1, _AT_ONCE), round_s)))
+    passed = max(int(begins.searchsorted(until_s)) - 1, 0)
+    return passed, float(begins[passed])
 
 
 def scheduler_for(reader: Reader, policy: Policy | None = None) -> ReplayedRounds | RecordedRounds:

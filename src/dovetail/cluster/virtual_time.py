@@ -91,12 +91,15 @@ class RoundsInVirtualTime(VirtualTime):
             self.saved = False
             self.tell(rounds.handle([records.saved()], self.now))
         self.tell(rounds.handle([*stimuli.prices(self.now), *stimuli.arrivals(self.now)], self.now))
-        if rounds.idle and stimuli.arrival_s == inf and not stimuli.awaits_repair:
+        began_s, idle = self.now, rounds.idle
+        if idle and stimuli.arrival_s == inf and not stimuli.awaits_repair:
             raise InputError(f"job {rounds.jobs.id[0]} can never run on this cluster under this policy")
         while not stimuli.complete and self._inside():
             pass
         if rounds.busy and not stimuli.complete:
             rounds.pass_over(min(stimuli.arrival_s, stimuli.outage_s, stimuli.price_until))
+        if idle and rounds.idle:
+            stimuli.idle_s += rounds.next_round_s - began_s
         self.rounds_begun = rounds.rounds
 
     def _wait_for_a_job(self) -> None:

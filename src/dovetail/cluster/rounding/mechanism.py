@@ -109,6 +109,13 @@ class Mechanism(ShareAccounts):
         for j in range(len(left)):
             left[j] -= int(width[on == j].sum())
 
+    def shuffle(self, rounds: int) -> None:
+        """Go through the chance of rounds in which nobody can be chosen."""
+        order = list(range(len(self.types)))
+        if self.policy.agnostic and len(order) > 1:
+            for _ in range(rounds):
+                self._rng.shuffle(order)
+
     def _let_in(self, wanted: Choice, choice: Choice, left: list[int]) -> None:
         """Choose those who are wanted, on each type whoever is there already first."""
         for j in range(len(left)):

@@ -106,6 +106,20 @@ class ShareAccounts:
         """Whether something has changed since the last allocation."""
         return self._outdated
 
+    @property
+    def standstill(self) -> bool:
+        """Whether another round in which nobody has anything leaves all as it is: the policy is not asked, and nobody
+        is owed more than now."""
+        if self._outdated or self.every_round:
+            return False
+        if self.by_fraction:
+            return True
+        limit, round_s = _PATIENCE * self.rules.round_s, self.rules.round_s
+        return all(
+            bool((np.minimum(rows.owed + rows.share * round_s, limit) == rows.owed).all())
+            for rows in (self.jobs, self.pairs)
+        )
+
     def arrive(self, columns: Mapping[str, Any]) -> None:
         """Jobs come, as the journal's columns have them."""
         self.jobs.append(columns, self.kind_width, self.rules.round_s / 2)

@@ -16,7 +16,7 @@ from dovetail.cluster.rounding import records
 from dovetail.core.errors import InputError
 from dovetail.core.events import Rows
 
-_MOST_FAILURES = 100_000  # while nobody comes or gets done
+_MOST_FAILURES, _LONGEST_IDLE_S = 100_000, 10 * 365 * 86_400.0  # while nobody comes or gets done
 
 
 class Stimuli:
@@ -34,6 +34,7 @@ class Stimuli:
         self._last_outage_s = -inf
         self._coming: list[tuple[float, int, int, bool]] = []  # when, what, which device, and whether it comes back
         self._down = self._failures = 0
+        self.idle_s = 0.0  # since somebody came or got done, while jobs were there and none ran
         self._next_outage = self._draw_outage()
         self._priced = False
         self.price_until = inf  # when prices change next, once they were told
@@ -102,8 +103,8 @@ class Stimuli:
 
     def close(self, rows: Sequence[Rows]) -> None:
         """See which jobs are done, or will never be."""
-        if self._failures and any(one.of in ("arrived", "completed", "rejected") for one in rows):
-            self._failures = 0
+        if (self._failures or self.idle_s) and any(one.of in ("arrived", "completed", "rejected") for one in rows):
+            self._failures, self.idle_s = 0, 0.0
         if self._open is not None:
             for one in rows:
                 if one.of in ("completed", "rejected"):
@@ -145,10 +146,11 @@ class Stimuli:
                 found.append(Rows(of, {"device": []}))
             found[-1].columns["device"].append(device)
         self._failures += busy and any(rows.of == "failed" for rows in found)
-        if self._failures > _MOST_FAILURES:
+        if self._failures > _MOST_FAILURES or (self._failures and self.idle_s > _LONGEST_IDLE_S):
+            waited = f", and none ran for {self.idle_s:,.0f} s" if self.idle_s else ""
             raise InputError(
-                f"cluster: servers failed {self._failures:,} times while no job came or got done: jobs never run long "
-                "enough to keep what they did (failure_s)"
+                f"cluster: servers failed {self._failures:,} times while no job came or got done{waited}: jobs never "
+                "run long enough to keep what they did (failure_s, repair_s)"
             )
         return found
 
