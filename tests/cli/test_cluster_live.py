@@ -108,6 +108,15 @@ def test_jobs_of_a_file_are_waited_for(shell: Shell, tmp_path: Path) -> None:
     )
 
 
+def test_what_a_job_has_written_gives_no_orders_to_the_terminal(shell: Shell) -> None:
+    words = (sys.executable, "-c", r"raise SystemExit('\33]0;title\7')")
+    (job,) = shell.json("submit", "--steps", "5", "--wait", "--", *words, code=1)
+    for verb in ("explain", "status"):
+        told = shell(verb, str(job["id"]))
+        assert r"\x1b]0;title" in told
+        assert "\33" not in told
+
+
 def test_a_file_of_which_one_job_is_refused_is_not_submitted(shell: Shell, tmp_path: Path) -> None:
     file, good = tmp_path / "jobs.yaml", f"{{command: [{sys.executable}], steps: 5}}"
     for keys, says in (

@@ -124,7 +124,7 @@ class _Teller:
             return
         types = [self._then(j) for j in self._usable]
         began_s = story.arrived_s if not story.leases else t
-        self._waiting = JobWait(from_s=began_s, types=types, first=[])
+        self._waiting = JobWait(from_s=began_s, types=types, first=[], rests=story.job in self._exited)
         story.waits.append(self._waiting)
         self._gone.clear()
         for job, (on, devices) in self._held.items():

@@ -80,7 +80,7 @@ class JobParts(Struct, kw_only=True):
 
 class JobWait(Struct, kw_only=True):
     """A time without accelerators. `types` are those that the job can use; `others` counts leases that other jobs began
-    on them meanwhile, `later` those of jobs that arrived after it."""
+    on them meanwhile, `later` those of jobs that arrived after it. One whose process failed `rests` at first."""
 
     from_s: float
     to_s: float | None = None
@@ -90,6 +90,7 @@ class JobWait(Struct, kw_only=True):
     first: list[int]
     went_first: list[WentFirst] = []
     why: str = ""
+    rests: bool = False
 
 
 class JobStory(Struct, kw_only=True):
@@ -225,7 +226,7 @@ def _wait(story: JobStory, wait: JobWait) -> str:
         return wait.why
     if not wait.types:
         return "no type of accelerator here can run it"
-    told = "; ".join(_type(then, story.width) for then in wait.types)
+    told = "; ".join(_type(then, story.width, wait.rests) for then in wait.types)
     if wait.others:
         first = ", ".join(map(str, dict.fromkeys(wait.first)))
         later = f", {wait.later} of them of later arrivals" if wait.later else ""
@@ -314,7 +315,7 @@ def _times(count: int) -> str:
     return {1: "once", 2: "twice"}.get(count, f"{count} times")
 
 
-def _type(then: TypeThen, width: int) -> str:
+def _type(then: TypeThen, width: int, rests: bool = False) -> str:
     """
     >>> _type(TypeThen(type="v100", count=8, free=1, down=0, holders=[3, 4], held_by=2), 2)
     '1 of 8 v100 free, held by jobs 3, 4'
@@ -323,7 +324,8 @@ def _type(then: TypeThen, width: int) -> str:
     """
     told = f"{then.free or 'none'} of {then.count} {then.type} free" + (f", {then.down} down" if then.down else "")
     if then.free >= width:
-        return f"{told}, but the policy did not give them to it"
+        rest = "after its failure it rests until the next round"
+        return f"{told}, but {rest if rests else 'the policy did not give them to it'}"
     if not then.held_by:
         return told
     more = f" and {then.held_by - len(then.holders)} more" if then.held_by > len(then.holders) else ""

@@ -17,7 +17,7 @@ from dovetail.cluster.explain import explain
 from dovetail.cluster.header import facts_of, header
 from dovetail.cluster.inputs.setup import ClusterSetup
 from dovetail.cluster.inputs.workload import Throughputs
-from dovetail.cluster.live.agent_runs import NodeRun
+from dovetail.cluster.live.agent_runs import Margins, NodeRun
 from dovetail.cluster.live.cluster_memory import NODE, STORE
 from dovetail.cluster.live.jobs import JobStatus, JobTable, SubmittedJob
 from dovetail.cluster.live.lease_book import RAN_OUT, LeaseBook
@@ -345,3 +345,48 @@ def test_a_process_that_nobody_let_begin_is_no_failure() -> None:
     sooner.wait_until = 10.0
     sooner.ended(0, RankExit(signal=9), 9.0)
     assert (sooner.dropped, sooner.why) == (False, "its process was ended by SIGKILL")
+
+
+def test_a_process_that_leaves_before_its_turn_is_told_of() -> None:
+    command = TrainingCommand(("train",), "nowhere")
+    run = NodeRun(NodeLease(7, 2, (0,), (0,), (-1,), "fast", 1, command, "127.0.0.1"), 2, started=True)
+    run.wait_until = 20.0
+    run.ended(0, RankExit(code=0), 10.0)
+    assert run.verdict(Margins(), 10.0, kept=False) == "it left before its turn"
+
+
+HINT = "3 leases without a step: its start takes longer than its turn (a longer round helps)"
+FAILED = "its process ended with exit code 3"
+DOWN = "its accelerators went down"
+
+
+@pytest.mark.parametrize(
+    ("counts", "ends", "why"),
+    [
+        (True, [], HINT),
+        (False, [], "its turn is over"),
+        (True, [records.exited([1], [3], [FAILED])], FAILED),
+        (True, [Rows("failed", {"device": [0], "jobs": [[1]]})], DOWN),
+    ],
+    ids=["starts for too long", "counts no steps", "fails", "loses its node"],
+)
+def test_starts_that_take_too_long_are_told_of_where_that_is_so(counts: bool, ends: list[Rows], why: str) -> None:
+    """Of jobs that count steps, and of leases that time has ended."""
+    jobs = JobTable(["fast"])
+    jobs.add(SubmittedJob(id=1, spec=job_spec({"command": ["train"], "steps": 9.0}), digest="", created=0.0), "")
+    jobs.step(0.0, [Rows("arrived", {"id": [1], "kind": [0], "steps": [9.0], "at_s": [0.0]})])
+    if counts:
+        jobs.greeted(1)
+    for epoch in (1, 2, 3):
+        jobs.step(0.0, [Rows("started", {"id": [1], "on": [0], "devices": [[0]], "why": [0], "epoch": [epoch]}, True)])
+        jobs.step(5.0, [*(ends if epoch == 3 else []), STOPPED])
+    assert jobs.told(1, 5.0).why == why
+
+
+def test_a_job_whose_process_failed_rests_until_the_next_round(tmp_path: Path) -> None:
+    run = WrittenRun(tmp_path / "run.jsonl")
+    held = sorted(run.rounds.leases())
+    run.step(10.0, *(records.exited([job], [1], ["exit code 3"]) for job in held))
+    run.close()
+    told = explain(Reader(run.path), str(held[0])).course()[-1]
+    assert told[-1] == "1 of 2 fast free, but after its failure it rests until the next round"

@@ -9,6 +9,7 @@ from dovetail.cli.cluster.place import PLACE, ClusterFlags
 from dovetail.cli.common import Format, newest, print_json, print_table
 from dovetail.cli.complete import JOURNAL_JOBS
 from dovetail.core.errors import InputError
+from dovetail.core.files.output import printable
 
 
 def explain(
@@ -50,7 +51,7 @@ def explain(
         except InputError as error:
             here = "" if place != PLACE else "no *.jsonl of a cluster in this folder (name one with --journal), and "
             raise InputError(f"{here}{error}") from None
-        print_json(found.stories) if format == "json" else print(found.text)
+        print_json(found.stories) if format == "json" else print(printable(found.text, keep="\n"))
         return 0
     from dovetail import read_journal
 
@@ -61,12 +62,12 @@ def explain(
     if format == "json":
         print_json(story)
         return 0
-    print("\n".join(story.opening()) + "\n")
+    print(printable("\n".join(story.opening()), keep="\n") + "\n")
     course = story.course()
     if course:
         open_end = "now" if story.live else ""
         rows = [[f"{a:.2f}", open_end if b is None else f"{b:.2f}", *rest] for a, b, *rest in course]
         print_table(["from s", "to s", "what", "where", "why"], rows)
         print()
-    print("\n".join(story.closing()))
+    print(printable("\n".join(story.closing()), keep="\n"))
     return 0

@@ -253,7 +253,7 @@ class NodeRun:
         """Why its end is a failure; nothing if it ended as it should. `kept`: it leaves a checkpoint of its lease;
         `idle`: it counts no steps, and has written nothing."""
         if self.why or not self.begun:
-            return self.why
+            return self.why or "it left before its turn"
         exits = [rank.exit for rank in self.ranks.values() if rank.exit is not None]
         bad = next((exit for exit in exits if not exit.good), None)
         if self.complete and bad is None:

@@ -65,7 +65,7 @@ class JobStatus(Struct, kw_only=True):
     ended_s: float | None = None
     served_s: float = 0.0  # with accelerators
     waited_s: float = 0.0  # without, since it came
-    fruitless: int = 0  # leases in a row that brought no step
+    fruitless: int = 0  # leases in a row that brought no step, of a job that counts them
     folder: str = ""  # what the service keeps of it: checkpoints and logs
     command: tuple[str, ...] = ()
     runs_in: str = ""  # the folder of the command
@@ -86,6 +86,8 @@ class CurrentLease(Struct):
     holds: bool = False
     spread: bool = False  # over several servers
     worked: bool = False  # it has made a step
+    counts: bool = False  # its processes, of this lease or an earlier one, say how far they are
+    cut: str = ""  # why it ended before its time
     planned: tuple[int, ...] = ()  # where it is to begin with the next round, as it was told
     spare: tuple[int, ...] = ()  # where it would begin if another job ended
     ahead: bool = False  # whether it began where its process was up already
@@ -156,6 +158,11 @@ class JobTable:
         found = Counter(status.state for status in self.open())
         return {state: count + found[state] for state, count in self._ended.items()}
 
+    def greeted(self, job: int) -> None:
+        """A process of it has asked for its lease: it counts steps."""
+        if (lease := self.leases.get(job)) is not None:
+            lease.counts = True
+
     def interrupt(self) -> None:
         """Nobody is known to run any more."""
         for status in self.open():
@@ -188,7 +195,7 @@ class JobTable:
                 self._server_of |= zip(each.columns["device"], each.columns["server"], strict=True)
             elif each.of == "failed":
                 for job in {job for jobs in each.columns["jobs"] for job in jobs}:
-                    self._lose(job)
+                    self._lose(job, "its accelerators went down")
             elif each.of == "spares":
                 for lease in self.leases.values():
                     lease.spare = ()
@@ -220,7 +227,7 @@ class JobTable:
         epoch = int(row.get("epoch", lease.epoch + 1))
         if epoch != lease.epoch:
             status.leases += 1
-            lease.worked = False
+            lease.worked, lease.cut = False, ""
             lease.ahead = tuple(row["devices"]) in (lease.planned, lease.spare)
             lease.planned = lease.spare = ()
         lease.epoch, lease.on, lease.beside = epoch, int(row["on"]), int(row.get("beside", -1))
@@ -244,14 +251,18 @@ class JobTable:
         lease = self.leases[status.id]
         if lease.holds:
             status.served_s += float(row.get("to_s", t - self.base_s)) + self.base_s - lease.since_s
-            status.fruitless = 0 if lease.worked else status.fruitless + 1
+            if lease.worked:
+                status.fruitless = 0
+            elif lease.counts and not lease.cut:
+                status.fruitless += 1
         lease.holds = False
         status.state, status.on, status.devices, status.beside = "waiting", "", (), None
-        status.why = "its turn is over"
+        status.why = lease.cut or "its turn is over"
 
     def _progress(self, status: JobStatus, row: dict[str, Any], t: float) -> None:
         if float(row["steps"]) > status.done:
-            status.fruitless, self.leases[status.id].worked = 0, True
+            lease = self.leases[status.id]
+            status.fruitless, lease.worked, lease.counts = 0, True, True
         status.done, status.saved = float(row["steps"]), max(status.saved, float(row["saved"]))
         status.epoch = max(status.epoch, int(row["epoch"]))
 
@@ -259,13 +270,14 @@ class JobTable:
         status.failures += 1
         status.failure = str(row["why"])
         if int(row["epoch"]) == status.epoch:
-            self._lose(status.id)
+            self._lose(status.id, status.failure)
 
-    def _lose(self, job: int) -> None:
+    def _lose(self, job: int, why: str) -> None:
         """Its processes are gone, and what they did not save with them."""
         status = self.jobs.get(job)
         if status is not None and status.open:
             status.done = min(status.done, status.saved)
+            self.leases[job].cut = why
 
     def _end(self, status: JobStatus, state: JobState, t: float, why: str) -> None:
         lease = self.leases.pop(status.id, None)

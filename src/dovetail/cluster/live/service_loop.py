@@ -387,6 +387,8 @@ class ClusterLoop(ClusterMemory):
             with suppress(OSError), (self.folder_of(message.job) / TIMELINE).open("ab") as file:
                 file.write(msgspec.json.encode(message) + b"\n")
         with self.lock:
+            if isinstance(message, ProcessEvent) and message.name == "hello":
+                self.jobs.greeted(message.job)
             self.tell(*self.measures.see(message))
 
     def close(self, leave: bool = False) -> None:
