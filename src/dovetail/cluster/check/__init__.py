@@ -31,7 +31,7 @@ CODES = {
     "time": "an instant before the one written ahead of it, or not a time; a round or a plan that is or is not due",
     "arrival": "a job that arrives twice, is of no known kind or entity, or to which something happens before",
     "device": "devices that do not exist, are down, drained or fail in this step, or are not all of the lease's type; "
-    "devices that fail or are drained twice, or come back without",
+    "devices that fail or are drained twice, or come back and were there",
     "width": "a job on more or fewer devices than it needs",
     "overlap": "a device held by two jobs that do not share it",
     "twice": "a job that runs in two places at a time",

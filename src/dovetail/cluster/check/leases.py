@@ -221,8 +221,8 @@ class LeaseChecker:
         besides, kinds = (columns.get(name) or [-1] * len(columns["id"]) for name in ("beside", "kind"))
         keys = (columns[name] for name in ("id", "on", "devices"))
         for job, on, devices, beside, kind in zip(*keys, besides, kinds, strict=True):
-            if job not in self._jobs or (beside >= 0 and beside not in self._jobs):
-                self._fault("plan", job, f"it was planned beside {beside} before both had arrived")
+            for each in {job, beside} - {-1} - self._jobs.keys():
+                self._fault("plan", each, "it was planned before it arrived")
             if any(each >= len(types) or types[each] != on for each in devices) or on >= len(self._facts.types):
                 self._fault("plan", job, f"it was planned on {devices}, which are not there or not of type {on}")
             if kind >= len(self._facts.kinds):
