@@ -16,6 +16,7 @@ import pytest
 
 from dovetail.cluster.live.agent_env import SharedGpus, environment
 from dovetail.cluster.live.wire import NodeLease, TrainingCommand
+from dovetail.cluster.rounding import records
 from tests.cluster.live.agents import PACED, Cluster, cluster, due, planned, started, stopped
 from tests.processes import is_alive, parent_of, stat_of
 from tests.waiting import until
@@ -514,3 +515,23 @@ def test_gpus_are_named_and_shared_by_the_service_for_that(tmp_path: Path, monke
     assert "CUDA_VISIBLE_DEVICES" not in environment(emulated, 0, Path("/c"), Path("/s"), {}, None)
     shared.close()
     assert (tmp_path / "calls").read_text() == f"-d {pipes}\nquit {pipes}\n"
+
+
+@pytest.mark.parametrize("before", [False, True], ids=["paused already", "paused then"])
+def test_a_drained_node_keeps_no_paused_process(tmp_path: Path, before: bool) -> None:
+    with cluster(tmp_path) as c:
+        c.job(1, (sys.executable, "-c", PLAIN), checkpoint="pause")
+        c.begin(1, 1, 0)
+        until(lambda: done_by(c) > 5)
+        (pid,) = c.processes(1, 1)
+        drained = records.drained([0, 1])
+        if before:
+            c.decide(drained)
+        c.decide(planned(1, 0, ()), due("plan"))
+        c.decide(stopped(1))
+        if not before:
+            until(lambda: c.is_in("paused", 1, 1))
+            c.decide(drained)
+        until(lambda: c.is_in("gone", 1, 1))
+        assert not is_alive(pid)
+        assert not c.seen("exited", 1)

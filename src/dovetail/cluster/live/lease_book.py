@@ -61,6 +61,7 @@ class LeaseBook:
         self._places: dict[int, tuple[str, int]] = {}
         self._progress: dict[int, tuple[int, int, int]] = {}  # to be told: epoch, steps, saved
         self._known: dict[int, tuple[int, int]] = {}  # steps and saved steps that were told
+        self._drained: set[int] = set()  # accelerators that are to be left
         self._unable: dict[int, set[str]] = {}  # by job: nodes on which its command is not there
         self._told_at = -inf
         self._greeters: set[tuple[str, ...]] = set()
@@ -119,6 +120,10 @@ class LeaseBook:
             self._plan(columns)
         elif of == "spares":
             self._ready(columns)
+        elif of == "drained":
+            self._drained.update(columns["device"])
+        elif of == "undrained":
+            self._drained.difference_update(columns["device"])
         elif of == "stopped":
             for job in columns["id"]:
                 self._stop(job)
@@ -238,6 +243,8 @@ class LeaseBook:
         """Let begin whoever may, tell of who is gone, and forget who is not wanted and gone."""
         for lease in list(self._open.values()):
             self._tell(lease)
+            if not lease.wanted and not self._drained.isdisjoint(lease.devices) and self._is_paused(lease):
+                self._end_paused(lease)
             if not lease.wanted and self._cleared(lease, now) and not self._is_paused(lease):
                 self._drop(lease)
         for lease in list(self._open.values()):
@@ -253,8 +260,7 @@ class LeaseBook:
                 lease.resumes = each.epoch
                 others.remove(each)
             elif lease.started and self._is_paused(each):
-                each.end = "stop"
-                self._wake(each)
+                self._end_paused(each)
         if others or (lease.epoch > 1 and now < self._blind_until and not all(n.met for n in self.nodes.values())):
             return
         if not lease.folder:
@@ -289,6 +295,12 @@ class LeaseBook:
     def _is_paused(self, lease: JobLease) -> bool:
         states = [self.nodes[name].states.get(lease.key) for name in lease.parts if name in self.nodes]
         return bool(states) and all(state is not None and state.state == "paused" for state in states)
+
+    def _end_paused(self, lease: JobLease) -> None:
+        """It will not go on there."""
+        if not lease.end:
+            lease.end = "stop"
+            self._wake(lease)
 
     def _resumable(self, old: JobLease, new: JobLease) -> bool:
         return not old.wanted and not old.end and old.devices == new.devices and self._is_paused(old)
