@@ -46,15 +46,7 @@ def screen(url: str, now: dict[str, Any]) -> Any:
     nodes = [
         [
             node["name"],
-            "gone"
-            if not node["here"]
-            else "down"
-            if node["trouble"]
-            else "silent"
-            if node["down"]
-            else "drained"
-            if node["drained"]
-            else "up",
+            _state(node),
             ", ".join(
                 [f"{count} {name}" for name, count in node["types"].items()]
                 + [f"{count} {name} not used: restart" for name, count in node["unused"].items()]
@@ -69,6 +61,13 @@ def screen(url: str, now: dict[str, Any]) -> Any:
         if rows := [[_of(job, column) for column in columns] for job in now[state]]:
             shown.append(live_table(columns, rows))
     return Group(*shown)
+
+
+def _state(node: dict[str, Any]) -> str:
+    if not node["here"]:
+        return "gone"
+    told = (("trouble", "down"), ("down", "silent"), ("drained", "drained"))
+    return next((state for key, state in told if node[key]), "up")
 
 
 def _of(job: dict[str, Any], column: str) -> Any:
