@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from dovetail.cluster.live.jobs import JobStatus
     from dovetail.cluster.live.replay import ClusterReplay, check_replay, replay_trace
     from dovetail.cluster.live.serve import ServedCluster, serve
-    from dovetail.cluster.live.specs import JobSpec, job_spec, read_jobs
+    from dovetail.cluster.live.specs import JobsFile, JobSpec, job_spec, read_jobs
     from dovetail.cluster.live.training.callbacks import lightning_callback, trainer_callback
     from dovetail.cluster.live.training.elastic_batches import ElasticBatches
     from dovetail.cluster.live.training.iterator import LeaseIterator
@@ -75,6 +75,7 @@ _PLACES = {
     "DEFAULT": "inputs.choices",
     "ElasticBatches": "live.training.elastic_batches",
     "JobSpec": "live.specs",
+    "JobsFile": "live.specs",
     "JobStatus": "live.jobs",
     "JobStory": "narrate",
     "JournalMode": "inputs.choices",
@@ -137,6 +138,7 @@ __all__ = [
     "JobSpec",
     "JobStatus",
     "JobStory",
+    "JobsFile",
     "JournalMode",
     "LeaseIterator",
     "LiveWorkload",

@@ -20,8 +20,7 @@ from dovetail.core.errors import InputError, within
 from dovetail.core.service.client import ServiceError
 
 if TYPE_CHECKING:
-    from dovetail.cluster import ClusterClient, JobSpec, JobStatus
-    from dovetail.cluster.live.specs import JobsFile
+    from dovetail.cluster import ClusterClient, JobsFile, JobSpec, JobStatus
 
 State = Literal["waiting", "running", "completed", "cancelled", "given_up"]
 Keeping = Literal["iterator", "own", "pause"]
@@ -151,7 +150,7 @@ def submit(
 
 
 def _jobs_file(file: Path | None, command: tuple[str, ...], given: dict[str, Any]) -> JobsFile | None:
-    from dovetail.cluster.live.specs import JobsFile
+    from dovetail.cluster import JobsFile
 
     if file is not None and (command or given):
         raise InputError(f"--file {file}: its jobs say all; leave the command and {', '.join(given) or 'it'} out")
