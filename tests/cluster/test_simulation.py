@@ -375,6 +375,18 @@ def test_a_policy_that_answers_otherwise_when_it_is_warm_gives_the_same_bytes(ma
     assert replay_journal(journal, scheduler).difference is None
 
 
+@pytest.mark.parametrize("every_rounds", [1, 2, 5, 10])
+def test_a_run_with_checkpoints_replays_where_a_job_comes_as_a_round_begins(
+    make_setup: Make, tmp_path: Path, every_rounds: int
+) -> None:
+    jobs = [Job(id=0, model="A", steps=90_000), Job(id=1, model="A", steps=90_000, arrival_s=3_600.0)]
+    saving = Checkpointing(tmp_path / "saved", every_rounds=every_rounds)
+    journal = tmp_path / "run.jsonl"
+    policy = "max_min_fairness_perf"
+    run(make_setup(jobs, counts=(2, 2)), make(policy), name=policy, journal=journal, saving=saving)
+    assert replay_journal(journal).difference is None
+
+
 def test_a_service_goes_on_with_a_policy_that_cannot_be_saved(make_setup: Make) -> None:
     policy = Table({0: [1, 0]})
     policy.lock = threading.Lock()  # type: ignore[attr-defined]

@@ -14,7 +14,7 @@ from dovetail.core.errors import ReplayError
 from dovetail.core.events import Rows
 from dovetail.core.journal import Reader
 
-AT_ONCE = ("completed", "phase", "failed", "mended", "saved")  # what is acted on at once, and does not begin a round
+AT_ONCE = ("completed", "phase", "failed", "mended")  # what is acted on at once, and does not begin a round
 
 
 class _Rounds(Protocol):
