@@ -48,8 +48,10 @@ def test_a_lease_may_begin_with_what_a_lost_one_has_left(tmp_path: Path) -> None
     folder = JobFolder(tmp_path / "1")
     folder.begin(1, takes_left=True)
     save(folder, 1, "committed", 0, last=True)
+    (folder.attempt(1) / "log").write_text("of a rank that left later")
     folder.begin(2, takes_left=True)
-    assert kept(folder).epoch == 1  # nothing was left
+    assert kept(folder).epoch == 1
+    assert [path.name for path in folder.attempt(2).iterdir()] == ["model"]  # what was left is not all of it
     (folder.attempt(2) / "model").write_text("left")
     folder.raise_fence(3)  # who was paused goes on, in its folder
     folder.begin(4, takes_left=True)

@@ -129,7 +129,9 @@ class JobFolder:
         with suppress(FileNotFoundError):
             found = [int(old.name) for old in (self.path / "attempts").iterdir() if old.name.isdecimal()]
             last = self.attempt(max((each for each in found if each < epoch), default=0))
-            if self.fence < epoch and last.is_dir() and any(last.iterdir()):
+            kept = self.current()
+            committed = kept is not None and kept.epoch >= self.fence  # what came later is not all of it
+            if self.fence < epoch and not committed and last.is_dir() and any(last.iterdir()):
                 with suppress(DovetailError):  # it is too large
                     self.commit(self.fence, self.saved, attempt=last, most_mib=most_mib)
 
