@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import pytest
@@ -41,7 +41,7 @@ class Carried:
     def carry(self, rows: Sequence[Rows], now: float, ends_s: float) -> None:
         self.steps.append((now, [each.of for each in rows], ends_s))
 
-    def restore(self, leases: Mapping[int, HeldLease], now: float, ends_s: float) -> None:
+    def restore(self, leases: Mapping[int, HeldLease], now: float, ends_s: float, drained: Iterable[int]) -> None:
         self.restored = dict(leases)
 
     def close(self) -> None:

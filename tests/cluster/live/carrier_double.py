@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -48,7 +48,7 @@ class CarrierDouble:
                     for job, epoch in zip(each.columns["id"], each.columns["epoch"], strict=True):
                         self._start(int(job), int(epoch))
 
-    def restore(self, leases: Mapping[int, Any], now: float, ends_s: float) -> None:
+    def restore(self, leases: Mapping[int, Any], now: float, ends_s: float, drained: Iterable[int]) -> None:
         with self._lock:
             self.restored = dict(leases)
             for job, lease in leases.items():

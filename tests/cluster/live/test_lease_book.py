@@ -190,6 +190,39 @@ def test_no_job_and_no_accelerator_is_ever_used_twice(moves: list[Any]) -> None:
     assert set(world.holders.values()) - gone <= working
 
 
+def test_who_was_stopped_could_not_say_a_word() -> None:
+    world = World()
+    world.place(1, 0)
+    world.prepare()
+    (node, _) = world.nodes
+    world.talk(node)
+    world.talk(node)
+    (run,) = node.runs.values()
+    run.begin(0.0)
+    run.greet(0, 0.0)
+    run.heard, run.round_s, later = 0.0, ROUND_S, 10 * ROUND_S
+    run.goes_on(later)
+    run.end = later + ROUND_S
+    assert not run.hangs(later)
+    run.end = 2 * later
+    assert run.hangs(later + 6 * ROUND_S)
+
+
+def test_what_is_drained_is_known_after_a_restart() -> None:
+    world = World()
+    world.book.restore({}, 0.0, ROUND_S, ROUND_S, drained=[0, 1])
+    world.place(1, 0)
+    world.prepare()
+    (node, _) = world.nodes
+    for _ in range(2):
+        world.talk(node)
+    world.place(1, None)
+    (lease,) = world.book.leases.values()
+    world.book.nodes[node.name].states[lease.key] = LeaseState(1, 1, "paused", granted=True)
+    world.book.settle(0.0)
+    assert lease.end == "stop"
+
+
 def test_a_lease_that_nobody_renewed_is_told_of_once() -> None:
     world = World()
     world.place(1, 0)

@@ -191,7 +191,7 @@ class NodeAgent:
             self._processes[(lease.job, lease.epoch), rank] = self._processes.pop((run.key, rank))
         del self._runs[run.key]
         self._runs[lease.job, lease.epoch] = run
-        run.why, run.complete, run.stop_steps = "", False, None
+        run.goes_on(time.monotonic())
         return run
 
     def _forget(self, key: tuple[int, int]) -> None:
@@ -473,6 +473,7 @@ class NodeAgent:
                 if not left:
                     self._place.make_again(self._errand)
                     self._desk.listen()
+                    self._gpus.close()
                     self._gpus = SharedGpus(self._folder)
                     trouble = self._place.trouble()
         if trouble != self._trouble:

@@ -22,8 +22,9 @@ class AgentFolder:
     def claim(self) -> bool:
         """Keep other agents out of it; False if one is there. While it is locked, systemd-tmpfiles passes it over when
         it clears old files out of /tmp."""
-        if self._held >= 0:
-            os.close(self._held)
+        held, self._held = self._held, -1
+        if held >= 0:
+            os.close(held)
         self._held = os.open(self.path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         try:
             fcntl.flock(self._held, fcntl.LOCK_EX | fcntl.LOCK_NB)

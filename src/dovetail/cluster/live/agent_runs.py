@@ -126,6 +126,11 @@ class NodeRun:
         if self.owes_a_word:
             self.heard = now
 
+    def goes_on(self, now: float) -> None:
+        """Its processes were stopped, and another lease has come for them. Meanwhile they could not say a word."""
+        self.why, self.complete, self.stop_steps = "", False, None
+        self.heard = now if self.heard < inf else inf
+
     def unwanted(self, now: float) -> None:
         """It is to stop now: a newer lease has taken its place, or it was never to begin."""
         if self.over(now) and self.mode != "pause":

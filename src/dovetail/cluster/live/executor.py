@@ -7,7 +7,7 @@ import socket
 import threading
 import time
 import traceback
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from multiprocessing import AuthenticationError
@@ -158,12 +158,12 @@ class AgentExecutor:
             self._book.carry(rows, here, self._clock + ends_s)
             self._changed.notify_all()
 
-    def restore(self, leases: Mapping[int, Any], now: float, ends_s: float) -> None:
+    def restore(self, leases: Mapping[int, Any], now: float, ends_s: float, drained: Iterable[int] = ()) -> None:
         """After a restart: what ought to run. What does is left alone."""
         with self._changed:
             here = time.monotonic()
             self._clock, self._ready = here - now, True
-            self._book.restore(leases, here, self._clock + ends_s, self._longest_s)
+            self._book.restore(leases, here, self._clock + ends_s, self._longest_s, drained)
             self._changed.notify_all()
 
     def close(self, leave: bool = False) -> None:

@@ -133,9 +133,12 @@ class LeaseBook:
             ):
                 self._start(job, epoch, tuple(devices), beside)
 
-    def restore(self, held: Mapping[int, Any], now: float, ends: float, longest_s: float) -> None:
-        """After a start: the leases that the journal knows. Agents may know of ends that were granted before, in rounds
-        of `longest_s` at most."""
+    def restore(
+        self, held: Mapping[int, Any], now: float, ends: float, longest_s: float, drained: Iterable[int] = ()
+    ) -> None:
+        """After a start: the leases that the journal knows, and what is drained. Agents may know of ends that were
+        granted before, in rounds of `longest_s` at most."""
+        self._drained.update(drained)
         for job, lease in held.items():
             key, devices = (int(job), int(lease.epoch)), tuple(lease.devices)
             self._start(*key, devices, _partner(lease.beside))

@@ -30,9 +30,9 @@ class RoundExecutor(Protocol):
         jobs that the last `planned` names: they end with this round, and begin again where it says, if it does."""
         ...
 
-    def restore(self, leases: Mapping[int, HeldLease], now: float, ends_s: float) -> None:
-        """After a restart: the leases that run as far as it is known, by job. Find them again, and report what ended
-        meanwhile."""
+    def restore(self, leases: Mapping[int, HeldLease], now: float, ends_s: float, drained: Iterable[int]) -> None:
+        """After a restart: the leases that run as far as it is known, by job, and accelerators that are to be left.
+        Find them again, and report what ended meanwhile."""
         ...
 
     def close(self) -> None: ...
@@ -109,7 +109,7 @@ class LiveLoop:
         """Until the inbox is closed. Leases that run then are not ended, unless the service leaves; they go on until
         they are found again, or end themselves when nobody renews them."""
         onward = OnwardClock(self._clock, self.now)
-        self.executor.restore(self.rounds.leases(), onward(), self.rounds.ends_s)
+        self.executor.restore(self.rounds.leases(), onward(), self.rounds.ends_s, self.rounds.drained())
         while True:
             next_s = self.rounds.next_s
             taken = self.inbox.take(None if next_s == inf else max(next_s - onward(), 0.0))

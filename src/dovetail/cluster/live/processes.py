@@ -123,7 +123,7 @@ class RankProcess:
 
     def kill(self) -> None:
         """End its parent, which nobody can reach by its folder any more; what it started is ended then."""
-        with suppress(ProcessLookupError):
+        with suppress(OSError):  # it is gone, or was never there
             signal.pidfd_send_signal(self.handle, signal.SIGKILL)
 
     def ended(self) -> RankExit:

@@ -53,6 +53,10 @@ class RunningJobs:
         """The leases that run, by job."""
         return self._leases.running()
 
+    def drained(self) -> set[int]:
+        """The accelerators that are to be left."""
+        return self._leases.devices.drained
+
     def next_end_s(self) -> float:
         """When the next job is expected to end."""
         return self._ends.next_s()

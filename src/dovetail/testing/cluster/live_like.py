@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import heapq
 import pickle
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from math import inf
 from pathlib import Path
 from random import Random
@@ -129,7 +129,7 @@ class EmulatedAgents:
                 for job in each.columns["id"]:
                     self._stop(job, now)
 
-    def restore(self, leases: Mapping[int, HeldLease], now: float, ends_s: float) -> None:
+    def restore(self, leases: Mapping[int, HeldLease], now: float, ends_s: float, drained: Iterable[int]) -> None:
         for job in self.workers.keys() - leases.keys():
             self.faults.append(f"at {now} s job {job} was forgotten by a restart")
         for job, lease in leases.items():
