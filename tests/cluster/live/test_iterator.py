@@ -29,6 +29,7 @@ from dovetail.cluster import (
     trainer_callback,
 )
 from dovetail.cluster.live.agent_runs import NodeRun
+from dovetail.cluster.live.training import iterator
 from dovetail.cluster.live.training import lease as training_lease
 from dovetail.cluster.live.training.process_line import AgentLostError, ProcessLine
 from dovetail.cluster.live.wire import (
@@ -574,6 +575,18 @@ def test_each_epoch_has_its_own_order() -> None:
     assert [sorted(index for batch in epoch for index in batch) for epoch in (first, second)] == [list(range(12))] * 2
     with pytest.raises(InputError, match="found 5, expected a multiple of the 2 ranks, at most the 12 samples"):
         ElasticBatches(12, batch=5, width=2)
+
+
+def test_a_rank_whose_folder_rank_0_has_taken_away_stops_in_order(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def taken(folder: Path, rank: int, position: Any) -> None:
+        raise FileNotFoundError(folder)
+
+    monkeypatch.setattr(iterator, "write_position", taken)
+    monkeypatch.setenv("RANK", "1")
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    assert list(LeaseIterator(range(3), tmp_path, total_steps=2)) == [0, 1]
 
 
 def test_another_width_goes_on_where_the_loader_can(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

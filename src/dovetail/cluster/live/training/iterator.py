@@ -14,6 +14,7 @@ from __future__ import annotations
 import os
 import warnings
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, Generic, Self, TypeVar
 
@@ -188,7 +189,8 @@ class LeaseIterator(Generic[Batch]):
     def _stop(self) -> None:
         """Every rank keeps its place before rank 0 saves the model."""
         if self.lease.rank != 0:
-            self._write_position()
+            with suppress(FileNotFoundError):  # rank 0 has saved already: its place is taken for this one's, too
+                self._write_position()
         if (distributed := torch_distributed()) is not None:
             distributed.barrier()
 
