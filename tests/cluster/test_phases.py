@@ -259,8 +259,9 @@ def test_journals_say_by_whose_width_jobs_double(jobs: LoadedScenario, tmp_path:
 def test_a_checkpoint_goes_on_with_the_same_bytes(jobs: LoadedScenario, tmp_path: Path, policy: Any) -> None:
     whole, parts, kept = tmp_path / "whole.jsonl", tmp_path / "parts.jsonl", tmp_path / "run.ckpt"
     interval = 60.0 if isinstance(policy, Doubling) else 360.0
-    cluster.simulate(jobs, policy, journal=whole, interval=interval)
-    how: dict[str, Any] = {"journal": parts, "checkpoint_file": kept, "checkpoint_every": 3, "interval": interval}
+    how: dict[str, Any] = {"checkpoint_every": 3, "interval": interval}
+    cluster.simulate(jobs, policy, journal=whole, checkpoint_file=tmp_path / "whole.ckpt", **how)
+    how |= {"journal": parts, "checkpoint_file": kept}
     cluster.simulate(jobs, policy, **how)  # the last checkpoint is some rounds before the end
     parts.write_bytes(parts.read_bytes()[:-200])
     cluster.simulate(jobs, policy, **how, resume=True)

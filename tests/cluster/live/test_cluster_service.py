@@ -578,6 +578,9 @@ def test_leases_that_bring_nothing_are_told(tmp_path: Path) -> None:
     with serving(tmp_path, nodes=[emulated_node({"fast": 1})]) as service:
         double(service)._rate = 0.0  # no process ever reaches its first step
         ids = [service.submit(job(LONG)) for _ in range(2)]
+        for each in ids:
+            until(lambda each=each: each in service._loop.jobs.leases)  # type: ignore[misc]
+            service._loop.jobs.greeted(each)  # it asks for its leases
         until(lambda: all("leases without a step" in service.status(each).why for each in ids))
         before_s, found, after_s = service.now(), service.status(ids[0]), service.now()
         assert found.waited_s > 0

@@ -151,6 +151,8 @@ class NodeAgent:
             run = self._runs[key] = NodeRun(lease, lease.epoch)
         before, stop = run.end, run.stop_steps
         run.told(lease, sent, now, self._round_s)
+        if before is not None and self._place.lost:
+            run.end = before  # its parent process cannot be told of more
         self._tell_stop(run, stop)
         self._begin_if_free(run)
         if run.may_start:
