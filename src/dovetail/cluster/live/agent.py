@@ -250,6 +250,8 @@ class NodeAgent:
     def _ended(self, run: NodeRun, rank: int, process: RankProcess) -> None:
         self._selector.unregister(process.handle)
         now = time.monotonic()
+        if self._place.lost:
+            run.unwanted(now)  # how it ended cannot be known, and is not its fault
         run.ended(rank, process.ended(), now)
         self._event(run, rank, "exit")
         self._processes.pop((run.key, rank), None)
