@@ -194,7 +194,7 @@ def family(of: "set | None" = None) -> list:  # type: ignore[type-arg]
     found, look = [], [os.getpid()] if of is None else list(of)
     while look:
         parent = look.pop()
-        below = [pid for pid, of in above.items() if of == parent]
+        below = [pid for pid, its in above.items() if its == parent]
         found += below
         look += below
     return found
