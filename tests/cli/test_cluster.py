@@ -492,6 +492,7 @@ def test_figures_stop_an_unstable_load_and_keep_the_other_rows(
         assert (code, err) == (0, ""), out
         assert " stopped " in out
         assert ": stopped: the load is too heavy: after " in out
+        assert ("fifo at interval_s ideal: stopped" in out) == (figure == "rounds")
         code, _, err = run(capsys, *some, "-p", *policies, "--out", str(picture))
         relative = figure == "cost" and policies[0] == "fifo"  # to what was stopped
         assert (code, picture.exists()) == ((1, False) if relative else (0, True)), err

@@ -54,19 +54,21 @@ def round_lengths(
     """
     if how.get("interval", 360.0) != 360.0 or how.get("ideal") or how.get("compat"):
         raise InputError("round_lengths: expected intervals, without interval, ideal or compat")
-    base, drawn = _checked(scenario, longest_queue, processes, progress), seeds_of(seeds)
+    base, run = _checked(scenario, longest_queue, processes, progress)
+    drawn = seeds_of(seeds)
     lengths = numbers_of("intervals", intervals, "seconds, more than 0", 1e-3)
     rules: dict[str, Any] = {name: value for name, value in how.items() if name not in ("interval", "ideal", "compat")}
     points = {IDEAL: (base, options_of(**rules | {"ideal": True, "allocate_every_s": None}))}
     points |= {float(s): (base, options_of(interval=s, **rules)) for s in lengths}
-    run = {"processes": processes, "long": scalar(longest_queue), "progress": progress}
     rows = varied(points, policies_of(policies), drawn, axis="interval_s", **run)
     ideal_s = {row["policy"]: row["avg_jct_s"] for row in rows if row["interval_s"] == IDEAL}
     for row in rows:
         took_s, best_s = row["avg_jct_s"], ideal_s[row["policy"]]
         row["over_ideal"] = took_s / best_s if took_s is not None and best_s else None
     shown = ("interval_s", "policy", "seeds", "avg_jct_s", "avg_jct_s_plus_minus", "over_ideal")
-    notes = notes_of(base, drawn) + mean_rate_notes(base, points[IDEAL][1]) + reasons(rows, "interval_s")
+    notes = (
+        notes_of(base, drawn) + mean_rate_notes(base, points[IDEAL][1]) + reasons(rows, "interval_s", {IDEAL: "ideal"})
+    )
     return Comparison(rows, shown, notes)
 
 
@@ -90,7 +92,8 @@ def type_mixes(
     >>> [(row["share"], row["cluster"], row["policy"]) for row in found][1:3]
     [(0.5, 'v100=2,k80=2', 'isolated'), (1.0, 'v100=4,k80=0', 'fifo_perf')]
     """
-    base, drawn = _checked(scenario, longest_queue, processes, progress), seeds_of(seeds)
+    base, run = _checked(scenario, longest_queue, processes, progress)
+    drawn = seeds_of(seeds)
     if isinstance(types, str) or len(types) != 2 or types[0] == types[1]:
         raise InputError(f"types: expected two, found {types!r}")
     within("total", total := scalar(total), "accelerators, 2 or more", 2, 1e7, whole=True, optional=False)
@@ -100,7 +103,6 @@ def type_mixes(
         first = round(part * total)
         named[float(part)] = f"{types[0]}={first},{types[1]}={total - first}"
         points[float(part)] = (given(base, cluster=named[float(part)]), options)
-    run = {"processes": processes, "long": scalar(longest_queue), "progress": progress}
     rows = varied(points, policies_of(policies), drawn, axis="share", **run)
     rows = [{"share": row["share"], "cluster": named[row["share"]]} | row for row in rows]
     shown = ("share", "cluster", "policy", "makespan_s", "avg_jct_s", "avg_jct_s_plus_minus")
@@ -128,9 +130,9 @@ def relative_costs(
     >>> found[0]["relative_cost"], found[1]["relative_cost"] < 1.5
     (1.0, True)
     """
-    base, drawn = _checked(scenario, longest_queue, processes, progress), seeds_of(seeds)
+    base, run = _checked(scenario, longest_queue, processes, progress)
+    drawn = seeds_of(seeds)
     points = {None: (base, options_of(**how))}
-    run = {"processes": processes, "long": scalar(longest_queue), "progress": progress}
     rows = varied(points, policies_of(policies), drawn, **run)
     for row in rows:
         cost, slower = row["paired"].get("total_cost", {}), row["paired"].get("avg_jct_s", {})
@@ -184,8 +186,9 @@ def entity_shares(run: Run | str | PathLike[str], parts: int = 40) -> Comparison
     return Comparison(rows, ("time_s", "entity", "entitled", "share", "progress_share", "accelerators"))
 
 
-def _checked(scenario: Any, longest_queue: Any, processes: Any, progress: Any) -> Scenario:
+def _checked(scenario: Any, longest_queue: Any, processes: Any, progress: Any) -> tuple[Scenario, dict[str, Any]]:
+    """The scenario, and how its runs are made."""
     check_functions(progress=progress)
     within("longest_queue", scalar(longest_queue), "more than 0", 1e-9, inf, optional=False)
     within("processes", scalar(processes), "1 or more", 1, inf, whole=True)
-    return scenario_of(scenario)
+    return scenario_of(scenario), {"processes": processes, "long": scalar(longest_queue), "progress": progress}

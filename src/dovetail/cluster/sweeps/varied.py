@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from math import inf
+from types import MappingProxyType
 from typing import Any
 
 from msgspec.structs import asdict, replace
@@ -75,9 +76,11 @@ def reason_of(row: Mapping[str, Any]) -> str:
     return f"stopped: the load is too heavy: {row['reason']} (--longest-queue lets it grow longer)"
 
 
-def reasons(rows: Sequence[Mapping[str, Any]], axis: str = "") -> list[str]:
-    """The notes on rows whose policy was stopped, or ended with a long queue."""
-    where = (f" at {axis} {row[axis]:g}" if axis else "" for row in rows)
+def reasons(
+    rows: Sequence[Mapping[str, Any]], axis: str = "", named: Mapping[float, str] = MappingProxyType({})
+) -> list[str]:
+    """The notes on rows whose policy was stopped, or ended with a long queue; some places have names."""
+    where = (f" at {axis} {named.get(row[axis], format(row[axis], 'g'))}" if axis else "" for row in rows)
     return [f"{row['policy']}{at}: {reason_of(row)}" for row, at in zip(rows, where, strict=True) if row["reason"]]
 
 
