@@ -279,6 +279,15 @@ def test_a_call_that_is_stopped_hangs_up_and_gives_what_there_is(served: Served)
     assert ask(served.end, prompt="a").outputs == {"text": "m: a"}
 
 
+def test_a_call_that_is_stopped_takes_no_more_of_what_is_here(served: Served) -> None:
+    stopped = Event()
+    call = ModelCall(id="1", model="m", inputs={"prompt": "q"}, stream=True)
+    served.says[:] = [Say(pieces=[b"".join(chunks("m", ["a", "b"], "length"))])]
+    answer = served.end.call(call, lambda text, tokens: stopped.set(), stopped)
+    assert (answer.finish_reason, answer.outputs["text"]) == ("cancelled", "a")
+    assert ask(served.end, prompt="a").outputs == {"text": "m: a"}
+
+
 def test_a_call_that_is_stopped_does_not_wait_for_a_busy_server(served: Served) -> None:
     served.says[:] = [Say({}, 429, headers={"Retry-After": "50"})]
     stopped = Event()

@@ -155,7 +155,7 @@ class ServerBackEnd:
             with _asking(client, path, {**body, "stream": True, **usage}, stopped) as reply:
                 if not reply.streams:
                     return answer.take_whole(reply.json())
-                if answer.take_stream(data_of(reply.pieces())):
+                if answer.take_stream(_until(stopped, data_of(reply.pieces()))):
                     return None
             with _asking(client, path, body, stopped) as reply:  # it failed without a word: now it has to say why
                 return answer.take_whole(reply.json())
@@ -211,6 +211,14 @@ def _asking(client: ServerClient, path: str, body: object, stopped: Event, **hea
         if not reply.ok:
             reply.fail()
         yield reply
+
+
+def _until(stopped: Event, events: Iterator[str]) -> Iterator[str]:
+    """A call that is stopped takes no more, even if all the rest is here already."""
+    for event in events:
+        if stopped.is_set():
+            raise CallStoppedError
+        yield event
 
 
 def _api_of(kind: str) -> Api:
