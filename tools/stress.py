@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
-LIVE = ("tests/e2e", "tests/host", "tests/dispatch", "tests/pipeline")
+LIVE = tuple(f"tests/{of}" for of in ("e2e", "host", "dispatch", "pipeline", "cluster/live", "workflow/live", "core"))
 _HOG = "import os\nwhile os.getppid() == {parent}: sum(range(10**6))"  # ends with us, however we end
 
 
