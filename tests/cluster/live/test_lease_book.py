@@ -8,6 +8,7 @@ from typing import Any
 
 import hypothesis.strategies as st
 from hypothesis import example, given
+from msgspec.structs import replace
 
 from dovetail.cluster.live.agent_runs import Margins, NodeRun
 from dovetail.cluster.live.lease_book import RAN_OUT, LeaseBook
@@ -237,6 +238,21 @@ def test_a_lease_that_nobody_renewed_is_told_of_once() -> None:
     world.talk(node)
     exited = [rows.columns for rows in world.rows if rows.of == "exited"]
     assert exited == [{"id": [1], "epoch": [1], "why": [RAN_OUT]}]
+
+
+def test_a_lease_that_nobody_could_renew_on_a_node_in_trouble_is_not_told_of() -> None:
+    world = World()
+    world.place(1, 0)
+    world.prepare()
+    (node, _) = world.nodes
+    for _ in range(2):
+        world.talk(node)
+    (run,) = node.working(world.now)
+    world.now += ROUND_S + 0.5
+    node.end(run, world.now)
+    world.book.heard(replace(node.beat(world.now), trouble="its folder was removed"), world.now)
+    assert not [rows for rows in world.rows if rows.of == "exited"]
+    assert [rows.columns["device"] for rows in world.rows if rows.of == "failed"] == [[0, 1]]
 
 
 def test_a_beat_that_waited_brings_no_time() -> None:

@@ -422,8 +422,8 @@ class LeaseBook:
             self._report(Rows("completed", {"id": [lease.job]}))
         elif why:
             self._exited(*lease.key, why, self._is_final(lease))
-        elif lease.wanted and not lease.last:
-            self._exited(*lease.key, RAN_OUT)
+        elif lease.wanted and not lease.last and not any(node.down for node in self._nodes_of(lease)):
+            self._exited(*lease.key, RAN_OUT)  # of a node that is down the rounds know already
 
     def _is_final(self, lease: JobLease) -> bool:
         """Whether its command is not there on any node that is up and that it may run on."""
