@@ -162,7 +162,7 @@ def test_neighbours_are_another_form_of_links(tmp_path: Path) -> None:
         "b0": {"a0": {"bw_Mbps": 40}, "a1": {"bw_Mbps": 40}},
     }
     pipeline = read(tmp_path, links=world)
-    assert [(c.name, c.hosts) for c in pipeline.classes] == [("a0", ["a0", "a1"]), ("b0", ["b0"])]
+    assert [(c.name, c.hosts) for c in pipeline.classes] == [("a", ["a0", "a1"]), ("b0", ["b0"])]
     assert pipeline.link_mbps is not None
     assert (pipeline.link_mbps[0], pipeline.link_mbps[1][0]) == ([70, 40], 40)
     del world["b0"]["a1"]

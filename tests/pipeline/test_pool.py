@@ -8,16 +8,21 @@ import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from dovetail.core.errors import InputError
 from dovetail.pipeline.explain import what_if
+from dovetail.pipeline.inputs.files import load
 from dovetail.pipeline.inputs.pool import by_host, slowed, with_hosts, without
 from dovetail.pipeline.inputs.problem import Pipeline
-from dovetail.pipeline.plan import Constraints, Objective, Plan, read_plan
+from dovetail.pipeline.plan import Constraints, InfeasibleError, Objective, Plan, read_plan
 from dovetail.pipeline.planner import again, plan
 from dovetail.pipeline.policies.auction import auction
+from dovetail.pipeline.policies.base import plan as plan_any
 from dovetail.pipeline.policies.proportional import by_memory
 from dovetail.testing.pipeline import random_pipeline
+from dovetail.testing.pipeline.cases import random_case
+from dovetail.testing.pipeline.oracle import Oracle
 
 
 @settings(max_examples=40, deadline=None)
@@ -118,3 +123,47 @@ def test_an_unknown_host_is_named() -> None:
         without(random_pipeline(60), ["nobody"])
     with pytest.raises(InputError, match="factor: expected a positive number, found 0"):
         slowed(random_pipeline(60), hosts_of(random_pipeline(60))[0], 0.0)
+
+
+def test_what_is_left_of_a_pool_is_a_pool_of_its_own() -> None:
+    """Hosts that only one which is gone told apart may take turns, as if it had never been there."""
+    asked = 0
+    for seed in range(30_000, 30_200):
+        case = random_case(seed)
+        if case.links is None or case.limits.get("replicas", 1) == 1:
+            continue
+        limits = {key: value for key, value in case.limits.items() if key not in ("first", "last")}
+        problem = load(
+            case.models,
+            case.device_types,
+            case.devices,
+            batch_size=case.batch_sizes[0],
+            dtype=case.dtype,
+            buffers_in=case.buffers_in,
+            buffers_out=case.buffers_out,
+            links=case.links,
+        )
+        for gone in problem.hosts:
+            devices = {kind: [host for host in hosts if host != gone] for kind, hosts in case.devices.items()}
+            left = replace(case, devices=devices, batch_sizes=case.batch_sizes[:1], limits=limits)
+            best = Oracle(left).best("throughput")
+            try:
+                found = plan_any(without(problem, {gone}), **limits).bottleneck_s / case.batch_sizes[0]
+            except InfeasibleError:
+                found = None
+            assert found == pytest.approx(best, rel=1e-9), (seed, gone)
+            asked += 1
+    assert asked > 50
+
+
+def test_a_class_that_has_all_hosts_of_its_type_has_its_name() -> None:
+    profile = {"batch_size": 8, "dtype": "torch.float32", "time_s": [1.0]}
+    problem = load(
+        {"m": {"layers": 1, "mem_MB": [1], "parameters_in": 1, "parameters_out": [1]}},
+        {"t4": {"bw_Mbps": 10, "mem_MB": 9, "model_profiles": {"m": [profile]}}},
+        {"t4": ["a", "b", "c"]},
+        links={"a": {"b": {"bw_Mbps": 1}, "c": {"bw_Mbps": 2}}, "b": {"a": {"bw_Mbps": 1}}, "c": {"a": {"bw_Mbps": 2}}},
+    )
+    assert [(c.name, c.hosts) for c in problem.classes] == [("a", ["a"]), ("b", ["b"]), ("c", ["c"])]
+    (only,) = without(problem, {"c"}).classes
+    assert (only.name, only.hosts) == ("t4", ["a", "b"])

@@ -9,7 +9,7 @@ from msgspec.structs import replace
 
 from dovetail.core.errors import did_you_mean
 from dovetail.core.files.document import Document, Source
-from dovetail.pipeline.inputs.pool import by_host, regroup
+from dovetail.pipeline.inputs.pool import by_host, merged, regroup
 from dovetail.pipeline.inputs.problem import DeviceClass, Pipeline, check_names, check_number
 
 
@@ -66,41 +66,7 @@ def _with_neighbours(pipeline: Pipeline, doc: Document) -> Pipeline:
 
     one.link_mbps = [[mbps(a, b) for b in hosts] for a in hosts]
     one.link_s = [[0.0] * len(hosts) for _ in hosts]
-    return _merged(one)
-
-
-def _merged(split: Pipeline) -> Pipeline:
-    """Hosts of a type whose links are the same become one class again: the planner counts devices of a class."""
-    assert split.link_mbps is not None
-    assert split.link_s is not None
-    links = [list(zip(*rows, strict=True)) for rows in zip(split.link_mbps, split.link_s, strict=True)]
-    groups: list[list[int]] = []
-    for a in range(len(links)):
-        for group in groups:
-            if _exchangeable(split.classes, links, group[0], a):
-                group.append(a)
-                break
-        else:
-            groups.append([a])
-    hosts = [[host for x in group for host in split.classes[x].hosts] for group in groups]
-    merged = regroup(split, [(g[0], replace(split.classes[g[0]], hosts=hosts[k])) for k, g in enumerate(groups)])
-    assert merged.link_mbps is not None
-    assert merged.link_s is not None
-    for k, group in enumerate(groups):
-        if len(group) > 1:  # where the first class is one host, what stood there is a link to itself
-            merged.link_mbps[k][k], merged.link_s[k][k] = links[group[0]][group[1]]
-    return merged
-
-
-def _exchangeable(classes: list[DeviceClass], links: list[list[tuple[float, float]]], a: int, b: int) -> bool:
-    """Whether any two hosts of two classes could change places: same type, and same links, also to each other."""
-    inner = {links[x][x] for x in (a, b) if len(classes[x].hosts) > 1} | {links[a][b], links[b][a]}
-    others = [x for x in range(len(links)) if x not in (a, b)]
-    return (
-        classes[a].type == classes[b].type
-        and len(inner) == 1
-        and all(links[a][x] == links[b][x] and links[x][a] == links[x][b] for x in others)
-    )
+    return merged(one)
 
 
 def _with_links(pipeline: Pipeline, doc: Document, unused: Collection[str]) -> Pipeline:
@@ -144,4 +110,4 @@ def _with_links(pipeline: Pipeline, doc: Document, unused: Collection[str]) -> P
                     if a in (u.name, u.type) and b in (v.name, v.type):
                         mbps[i][j] = link.bw_Mbps if link.bw_Mbps is not None else mbps[i][j]
                         seconds[i][j] = link.latency_s
-    return _merged(replace(pipeline, link_mbps=mbps, link_s=seconds))
+    return merged(replace(pipeline, link_mbps=mbps, link_s=seconds))

@@ -36,9 +36,50 @@ def by_host(pipeline: Pipeline) -> Pipeline:
     )
 
 
+def merged(pipeline: Pipeline) -> Pipeline:
+    """The problem with hosts that could change places in one class, whose devices the planner counts: they are alike in
+    all, their links too. A class that has all hosts of its type then has its name."""
+    classes, groups, count = pipeline.classes, list[list[int]](), range(len(pipeline.classes))
+    tables = [table for table in (pipeline.link_mbps, pipeline.link_s) if table is not None]
+    links = [[tuple(table[a][b] for table in tables) for b in count] for a in count]
+    for a in count:
+        group = next((group for group in groups if _exchangeable(classes, links, group[0], a)), None)
+        if group is None:
+            groups.append([a])
+        else:
+            group.append(a)
+    made = regroup(pipeline, [(group[0], _as_one(classes, group)) for group in groups])
+    for table, before in ((made.link_mbps, pipeline.link_mbps), (made.link_s, pipeline.link_s)):
+        for k, group in enumerate(groups):
+            if table is not None and before is not None and len(group) > 1:
+                table[k][k] = before[group[0]][group[1]]  # of a class of one host, a link to itself stood there
+    return made
+
+
+def _exchangeable(classes: list[DeviceClass], links: list[list[tuple[float, ...]]], a: int, b: int) -> bool:
+    """Whether any two hosts of two classes could change places: alike, and with the same links, also to each other."""
+    inner = {links[x][x] for x in (a, b) if len(classes[x].hosts) > 1} | {links[a][b], links[b][a]}
+    others = [x for x in range(len(links)) if x not in (a, b)]
+    return (
+        replace(classes[a], name="", hosts=[]) == replace(classes[b], name="", hosts=[])
+        and len(inner) == 1
+        and all(links[a][x] == links[b][x] and links[x][a] == links[x][b] for x in others)
+    )
+
+
+def _as_one(classes: list[DeviceClass], group: list[int]) -> DeviceClass:
+    first, rest = classes[group[0]], group[1:]
+    if not rest:
+        return first
+    whole = all(x in group or c.type != first.type for x, c in enumerate(classes))
+    hosts = [host for x in group for host in classes[x].hosts]
+    return replace(first, name=first.type if whole else first.name, hosts=hosts)
+
+
 def with_hosts(pipeline: Pipeline, k: int, hosts: list[str]) -> Pipeline:
     """The problem with other hosts in class k."""
-    return regroup(pipeline, [(i, replace(c, hosts=hosts) if i == k else c) for i, c in enumerate(pipeline.classes)])
+    groups = [(i, replace(c, hosts=hosts) if i == k else c) for i, c in enumerate(pipeline.classes)]
+    return merged(regroup(pipeline, groups))
 
 
 def without(pipeline: Pipeline, hosts: Collection[str]) -> Pipeline:
@@ -48,13 +89,8 @@ def without(pipeline: Pipeline, hosts: Collection[str]) -> Pipeline:
     """
     for host in hosts:
         _class_of(pipeline, host)
-    return regroup(
-        pipeline,
-        [
-            (k, replace(c, hosts=[host for host in c.hosts if host not in hosts]))
-            for k, c in enumerate(pipeline.classes)
-        ],
-    )
+    left = [replace(c, hosts=[host for host in c.hosts if host not in hosts]) for c in pipeline.classes]
+    return merged(regroup(pipeline, list(enumerate(left))))
 
 
 def slowed(pipeline: Pipeline, host: str, factor: float) -> Pipeline:
