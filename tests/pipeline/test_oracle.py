@@ -103,6 +103,17 @@ def test_a_slack_that_is_met_but_for_rounding_is_kept() -> None:
     assert pipeline.plan(problem, objective="devices", slack=0.5).value == 1  # 0.6 s x 1.5 against 0.6 s + 0.3 s
 
 
+@pytest.mark.parametrize("busy", [0.0, 1e-6])
+def test_energy_is_exact_where_waiting_draws_far_more_than_work(busy: float) -> None:
+    device = pipeline.DeviceClass("a", "a", ["a0"], 10.0, 9.0, [0.1, 0.2, 0.4], watts_busy=busy, watts_idle=1e6)
+    problem = pipeline.Pipeline(
+        model="m", layers=3, mem_mib=[1.0] * 3, cut_bytes=[0] * 4, classes=[device], batch_size=3, dtype="torch.float32"
+    )
+    for objective in ("energy", "throughput"):
+        made = pipeline.plan(problem, objective=objective)
+        assert made.energy_j_per_item == pytest.approx(0.7 * busy / 3, rel=1e-12, abs=0.0)
+
+
 def two_sizes(one: list[float], four: list[float]) -> Case:
     entries = [
         {"batch_size": 1, "dtype": "torch.float32", "time_s": one},

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from functools import cached_property
 from math import inf
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from dovetail.core.errors import InputError
-from dovetail.pipeline.inputs.problem import DTYPE_BYTES, Pipeline
+from dovetail.pipeline.inputs.problem import DTYPE_BYTES
 from dovetail.pipeline.optimise.chains import Capped, Chains
 from dovetail.pipeline.optimise.stages import Option, Stages
 from dovetail.pipeline.optimise.tables import Floats, Tables, data_s
@@ -130,9 +131,12 @@ class Costs:
         at, option, alone_s, pace_s = self._possible
         kept = np.nonzero((pace_s <= high_s) & (alone_s <= most_s))[0]
         option = option[kept]
+        above_s = pace_s[kept] - low_s
         cost = tariff.stage[option] * alone_s[kept]
         if low_s < high_s and tariff.fixed_by_pace.any():
-            cost += tariff.fixed_by_pace[option] * np.maximum(pace_s[kept] - low_s, 0.0)
+            cost += tariff.fixed_by_pace[option] * np.maximum(above_s, 0.0)
+        if tariff.waiting.any():
+            cost += tariff.waiting[option] * np.maximum(-above_s, 0.0)
         stage = np.full(self.stage_s.shape, inf)
         stage.ravel()[at[kept]] = cost
         return stage
@@ -161,7 +165,9 @@ class Costs:
         chosen, pace_s = [(index[option], i, j) for option, i, j in stages], self.pace_s(stages)
         cost = tariff.by_pace * pace_s + tariff.link * float(self.enter_s[chosen[0][0]] + self.leave_s[chosen[-1][0]])
         for x, (o, i, j) in enumerate(chosen):
-            cost += float(tariff.stage[o] * self.stage_s[o, i, j] + tariff.fixed[o] + tariff.fixed_by_pace[o] * pace_s)
+            waits_s = pace_s - self.stage_pace_s[o, i, j]
+            cost += float(tariff.stage[o] * self.stage_s[o, i, j] + tariff.waiting[o] * waits_s)
+            cost += float(tariff.fixed[o] + tariff.fixed_by_pace[o] * pace_s)
             if x:
                 cost += tariff.link * float(self.link_s[i, chosen[x - 1][0], o])
         return cost
@@ -172,53 +178,34 @@ class Costs:
         devices = np.array([o.devices for o in self.options], dtype=float)
         zero, one = np.zeros(count), np.ones(count)
         if objective == "throughput":
-            return Tariff(zero, 0.0, zero, zero)
+            return Tariff(zero, 0.0, zero, zero, zero)
         if objective == "latency":
-            return Tariff(one, 1.0, zero, zero)
+            return Tariff(one, 1.0, zero, zero, zero)
         if objective == "batch":
-            return Tariff(one, 1.0, zero, zero, float(microbatches - 1))
+            return Tariff(one, 1.0, zero, zero, zero, float(microbatches - 1))
         if objective == "devices":
-            return Tariff(zero, 0.0, devices, zero, whole=True)
-        idle, busy = self._spent(p, objective)
-        if not any(idle) and not any(busy):
-            need = "watts_busy and watts_idle" if objective == "energy" else "price_per_hour"
-            raise InputError(f"objective {objective} needs {need} of the device types")
+            return Tariff(zero, 0.0, devices, zero, zero, whole=True)
         k = [o.k for o in self.options]
-        return Tariff((busy - idle)[k] if objective == "energy" else zero, 0.0, zero, idle[k] * devices)
-
-    @staticmethod
-    def _spent(p: Pipeline, objective: Objective) -> tuple[Floats, Floats]:
-        """Per item and second: what a device draws (or costs) while it waits, and while it is busy."""
-        if objective == "energy":
-            return (
-                np.array([c.watts_idle for c in p.classes]) / p.batch_size,
-                np.array([c.watts_busy for c in p.classes]) / p.batch_size,
-            )
-        per_s = np.array([c.price_per_hour for c in p.classes]) / 3600 / p.batch_size
-        return per_s, per_s
+        busy, idle, price = (
+            np.array([getattr(c, key) for c in p.classes])[k] / p.batch_size
+            for key in ("watts_busy", "watts_idle", "price_per_hour")
+        )
+        if objective == "energy" and (busy.any() or idle.any()):
+            return Tariff(busy, 0.0, zero, zero, idle * devices)
+        if objective == "money" and price.any():
+            return Tariff(zero, 0.0, zero, price / 3600 * devices, zero)
+        need = "watts_busy and watts_idle" if objective == "energy" else "price_per_hour"
+        raise InputError(f"objective {objective} needs {need} of the device types")
 
 
-class Tariff:
+class Tariff(NamedTuple):
     """What an objective charges: per second of a stage by option, per second of links and ends, per stage of an option,
-    per stage and second of pace, and per second of pace once."""
+    per stage and second of pace, per stage and second that its devices wait in, and per second of pace once."""
 
-    def __init__(
-        self,
-        stage: Floats,
-        link: float,
-        fixed: Floats,
-        fixed_by_pace: Floats,
-        by_pace: float = 0.0,
-        whole: bool = False,
-    ) -> None:
-        self.stage = stage
-        self.link = link
-        self.fixed = fixed
-        self.fixed_by_pace = fixed_by_pace
-        self.by_pace = by_pace
-        self.whole = whole
-
-    @property
-    def pays_pace(self) -> bool:
-        """Whether a faster pace costs less."""
-        return bool(self.by_pace) or bool(self.fixed_by_pace.any())
+    stage: Floats
+    link: float
+    fixed: Floats
+    fixed_by_pace: Floats
+    waiting: Floats
+    by_pace: float = 0.0
+    whole: bool = False

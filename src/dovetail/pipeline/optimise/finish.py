@@ -129,7 +129,7 @@ def _energy_j(p: Pipeline, chosen: Stages, computes: list[float], bottleneck_s: 
     drawn = 0.0
     for (option, _, _), busy_s in zip(chosen, computes, strict=True):
         c = p.classes[option.k]
-        drawn += option.devices * (busy_s * (c.watts_busy - c.watts_idle) + bottleneck_s * c.watts_idle)
+        drawn += option.devices * (busy_s * c.watts_busy + (bottleneck_s - busy_s) * c.watts_idle)
     return drawn / p.batch_size
 
 

@@ -158,14 +158,14 @@ def _ends_s(p: Pipeline, constraints: Constraints, stages: list[Stage]) -> tuple
 def figures(p: Pipeline, stages: list[Stage], ends_s: tuple[float, float] = (0.0, 0.0)) -> GivenFigures:
     """Pace, latency and what is spent, by a plain loop over stages and links."""
     paces, waits = list(ends_s), list(ends_s)
-    busy_j = idle_watts = price = 0.0
+    busy_s = []
+    price = 0.0
     for stage in stages:
         c, count = _class(p, stage.host), len(stage.hosts)
         run_s = sum(c.time_s[stage.layers[0] - 1 : stage.layers[1]]) + c.stage_s
         waits.append(run_s)
         paces.append(run_s / count)
-        busy_j += run_s * (c.watts_busy - c.watts_idle)
-        idle_watts += count * c.watts_idle
+        busy_s.append((c, count, run_s / count))
         price += count * c.price_per_hour / 3600
     for here, there in pairwise(stages):
         send_s = _send_s(p, here, there)
@@ -174,8 +174,8 @@ def figures(p: Pipeline, stages: list[Stage], ends_s: tuple[float, float] = (0.0
     pace_s, devices = max(paces), sum(len(stage.hosts) for stage in stages)
     if pace_s == inf:
         return GivenFigures(inf, inf, devices, inf, inf)
-    energy_j = (busy_j + pace_s * idle_watts) / p.batch_size
-    return GivenFigures(pace_s, sum(waits), devices, energy_j, pace_s * price / p.batch_size)
+    drawn_j = sum(n * (own_s * c.watts_busy + (pace_s - own_s) * c.watts_idle) for c, n, own_s in busy_s)
+    return GivenFigures(pace_s, sum(waits), devices, drawn_j / p.batch_size, pace_s * price / p.batch_size)
 
 
 def memory_bytes(p: Pipeline, stage: Stage) -> float:

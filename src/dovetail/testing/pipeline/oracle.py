@@ -124,7 +124,8 @@ class Definition:
         """What a plan gives, or `BrokenError`."""
         limits = self.case.limits
         at, used = 0, set[str]()
-        pace_s, latency_s, energy, idle_watts, price = 0.0, 0.0, 0.0, 0.0, 0.0
+        pace_s, latency_s, price = 0.0, 0.0, 0.0
+        busy_s: list[float] = []
         for x, stage in enumerate(stages):
             hosts, r = stage.hosts, len(stage.hosts)
             _demand(stage.first == at + 1 <= stage.last, "stage {} does not go on from layer {}", x, at)
@@ -139,8 +140,7 @@ class Definition:
             _demand(kind["mem_MB"] * _MIB > need, "stage {} needs {} bytes", x, need)
             time_s = sum(self.time_s[hosts[0]][stage.first - 1 : stage.last]) + self.stage_s[hosts[0]]
             pace_s, latency_s = max(pace_s, time_s / r), latency_s + time_s
-            energy += time_s * (kind.get("watts_busy", 0.0) - kind.get("watts_idle", 0.0))
-            idle_watts += r * kind.get("watts_idle", 0.0)
+            busy_s.append(time_s / r)
             price += r * kind.get("price_per_hour", 0.0) / 3600
             if stage.last < self.layers and "cuts" in limits:
                 _demand(stage.last in limits["cuts"], "there is a cut after layer {}", stage.last)
@@ -161,8 +161,14 @@ class Definition:
         _demand(len(used) <= limits.get("max_stages", inf), "{} devices are used", len(used))
         for key, end in (("first", 0), ("last", -1)):
             _demand(key not in limits or limits[key] in stages[end].hosts, "{} is {}", key, stages[end].hosts)
-        energy = (energy + pace_s * idle_watts) / items
-        return DefinedFigures(items, pace_s, latency_s, len(used), energy, pace_s * price / items)
+        drawn = sum(self._drawn_j(stage, own_s, pace_s) for stage, own_s in zip(stages, busy_s, strict=True))
+        return DefinedFigures(items, pace_s, latency_s, len(used), drawn / items, pace_s * price / items)
+
+    def _drawn_j(self, stage: StageAt, busy_s: float, pace_s: float) -> float:
+        """What the devices of a stage draw for a microbatch: while busy, and while they wait for the slowest."""
+        kind = self.kind[stage.hosts[0]]
+        waits_j = (pace_s - busy_s) * kind.get("watts_idle", 0.0)
+        return float(len(stage.hosts) * (busy_s * kind.get("watts_busy", 0.0) + waits_j))
 
     def memory(self, first: int, last: int) -> float:
         """Bytes: weights, one copy of what comes and goes, and buffers; the first stage receives into none."""
