@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
+from dovetail.pipeline.inputs.files import load
 from dovetail.pipeline.inputs.problem import DeviceClass, Pipeline
-from dovetail.pipeline.plan import Constraints, Infeasible, Plan
+from dovetail.pipeline.plan import Constraints, Infeasible, InfeasibleError, Plan, flag
 from dovetail.pipeline.planner import plan
+from dovetail.pipeline.policies.base import plan as plan_any
 from dovetail.testing.pipeline import random_pipeline
+from dovetail.testing.pipeline.cases import random_case
+from dovetail.testing.pipeline.oracle import Case, Definition, Oracle
 
 
 def problem(**more: Any) -> Pipeline:
@@ -186,3 +192,67 @@ def test_slack_is_what_is_left_below_the_bottleneck_and_the_memory_limit() -> No
         assert stage.send_slack_s == found.bottleneck_s - stage.send_s >= 0
         assert stage.mem_slack_mib == stage.mem_limit_mib - stage.mem_mib > 0
     assert min(stage.slack_s for stage in found.stages) == 0.0
+
+
+def causes(case: Case, problem: Pipeline) -> set[str]:
+    """Each constraint and each dead link without which there is a plan, by looking at every plan."""
+    found = set()
+    for name in set(case.limits) - {"replicas", "link_bits"}:
+        freed = replace(case, limits={key: value for key, value in case.limits.items() if key != name})
+        if any(Definition(freed, problem.batch_size).plans()):
+            found.add(flag("allowed_cuts" if name == "cuts" else name))
+    for one in problem.classes:
+        for other in problem.classes:
+            opened = Definition(case, problem.batch_size)
+            ways = [(a, b) for a in one.hosts for b in other.hosts if a != b]
+            if not ways or opened.links[ways[0]][0] > 0:
+                continue
+            opened.links |= {way: (1e12, opened.links[way][1]) for way in ways}
+            if any(opened.plans()):
+                found.add(f"between two {one.name}" if one is other else f"from {one.name} to {other.name}")
+    return found
+
+
+ALONE = re.compile(
+    r"(--[a-z-]+)(?: \S+)? leaves no plan(?! together)|the bandwidth (.+) is 0: with that link there would"
+)
+
+
+def test_every_cause_is_named_and_no_other() -> None:
+    asked, links = 0, 0
+    for seed in range(40_000, 40_300):
+        case = random_case(seed)
+        case.batch_sizes = case.batch_sizes[:1]
+        if Oracle(case).every:
+            continue
+        p = load(
+            case.models,
+            case.device_types,
+            case.devices,
+            batch_size=case.batch_sizes[0],
+            dtype=case.dtype,
+            buffers_in=case.buffers_in,
+            buffers_out=case.buffers_out,
+            links=case.links,
+        )
+        if not p.classes or any(case.limits.get(end, p.hosts[0]) not in p.hosts for end in ("first", "last")):
+            continue
+        with pytest.raises(InfeasibleError) as told:
+            plan_any(p, **case.limits)
+        if any("fits nowhere" in why or "memory is short" in why for why in told.value.reasons):
+            continue
+        found = {match[1] or match[2] for why in told.value.reasons if (match := ALONE.match(why))}
+        assert found == causes(case, p), (seed, told.value.reasons)
+        asked, links = asked + bool(found), links + any("there would be" in why for why in told.value.reasons)
+    assert asked > 20
+    assert links > 3
+
+
+def test_what_leaves_no_plan_only_together_is_told() -> None:
+    two = [DeviceClass(name, name, [f"{name}0"], 10.0, 5.0, [1.0] * 4) for name in "ab"]
+    dead = problem(classes=two, link_mbps=[[0.0, 0.0], [0.0, 0.0]], link_s=[[0.0, 0.0], [0.0, 0.0]])
+    assert reasons(dead, first="a0") == ["the bandwidth from a to b is 0: with that link there would be a plan"]
+    (both,) = reasons(dead, max_stages=1)
+    told, _, links = both.partition(": ")
+    assert told == "--max-stages leaves no plan together with links that cannot be used"
+    assert links == "the bandwidth is 0 from a to b, from b to a"

@@ -5,7 +5,7 @@ A cause is named when the plan appears without it: each constraint and each dead
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from itertools import pairwise
 
 import numpy as np
@@ -31,12 +31,11 @@ def why_not(tables: Tables, constraints: Constraints, clock: SearchClock) -> lis
     p = tables.pipeline
     if not p.classes:
         return [f"no device has a profile of {p.model} for batch size {p.batch_size} and {p.dtype}"]
-    reasons = [*_too_large(tables), *_too_little(p)]
-    if not reasons:
-        reasons = (
-            _links(p, clock) if not _possible(p, Constraints(), clock) else _constraints(tables, constraints, clock)
-        )
-    return reasons or ["no chain of the available devices can hold all layers in order"]
+    reasons = [*_too_large(tables), *_too_little(p)] or [
+        *(f"the bandwidth {link} is 0: with that link there would be a plan" for link in _links(p, constraints, clock)),
+        *_constraints(tables, constraints, clock),
+    ]
+    return reasons or _together(p, constraints, clock)
 
 
 def _possible(p: Pipeline, constraints: Constraints, clock: SearchClock) -> bool:
@@ -62,39 +61,63 @@ def _too_little(p: Pipeline) -> Iterator[str]:
         yield f"memory is short by {total - have:.1f} MiB: the layers need {total:.1f}, all devices have {have:.1f}"
 
 
-def _links(p: Pipeline, clock: SearchClock) -> list[str]:
-    """Links without bandwidth, if a plan appears once they can be used; those of which one alone would do first."""
+def _dead_links(p: Pipeline) -> dict[tuple[int, int], str]:
+    """Links without bandwidth, by class, and what they are called."""
+    count, names = range(len(p.classes)), [c.name for c in p.classes]
+    mbps = p.link_mbps or [[min(a.bw_mbps, b.bw_mbps) for b in p.classes] for a in p.classes]
+    return {
+        (u, v): f"between two {names[u]}" if u == v else f"from {names[u]} to {names[v]}"
+        for u in count
+        for v in count
+        if mbps[u][v] <= 0 and (u != v or len(p.classes[u].hosts) > 1)
+    }
+
+
+def _opened(p: Pipeline, pairs: Collection[tuple[int, int]]) -> Pipeline:
+    """The problem with these links as good as any."""
     count = range(len(p.classes))
     mbps = p.link_mbps or [[min(a.bw_mbps, b.bw_mbps) for b in p.classes] for a in p.classes]
-    dead = [(u, v) for u in count for v in count if mbps[u][v] <= 0 and (u != v or len(p.classes[u].hosts) > 1)]
+    return replace(p, link_mbps=[[_FREE_MBPS if (u, v) in pairs else mbps[u][v] for v in count] for u in count])
 
-    def opened(pairs: list[tuple[int, int]]) -> bool:
-        table = [[_FREE_MBPS if (u, v) in pairs else mbps[u][v] for v in count] for u in count]
-        return _possible(replace(p, link_mbps=table), Constraints(), clock)
 
-    if not dead or not opened(dead):
+def _links(p: Pipeline, constraints: Constraints, clock: SearchClock) -> list[str]:
+    """Each link without bandwidth of which it alone would do that it can be used."""
+    dead = _dead_links(p)
+    if len(dead) > _MOST_LINKS or not dead or not _possible(_opened(p, dead), constraints, clock):
         return []
-    alone = [pair for pair in dead if opened([pair])] if len(dead) <= _MOST_LINKS else []
-    names = [c.name for c in p.classes]
-    told = [f"between two {names[u]}" if u == v else f"from {names[u]} to {names[v]}" for u, v in alone or dead]
-    if alone:
-        return [f"the bandwidth {link} is 0: with that link there would be a plan" for link in told]
-    shown = ", ".join(told[:8]) + (f" and {len(told) - 8} more" if len(told) > 8 else "")
-    return [f"links cannot be used: the bandwidth is 0 {shown}"]
+    return [told for pair, told in dead.items() if _possible(_opened(p, [pair]), constraints, clock)]
 
 
 def _constraints(tables: Tables, constraints: Constraints, clock: SearchClock) -> list[str]:
-    """Each constraint without which there would be a plan; if none is so alone, that they contradict each other."""
-    p = tables.pipeline
-    given = [name for name in _LIMITS if getattr(constraints, name) is not None]
-    alone = [name for name in given if _possible(p, replace(constraints, **{name: None}), clock)]
-    reasons = [_about(name, tables, constraints, clock) for name in alone]
-    if not alone and given:
-        told = ", ".join(map(flag, given))
-        reasons.append(f"{told} together leave no plan; without any of them there is one")
-        if clock.over:
-            reasons = [f"{told} together leave no plan; which of them is to blame was not found in time"]
-    return reasons
+    """Each constraint without which there would be a plan."""
+    alone = [name for name in _given(constraints) if _possible(tables.pipeline, _free(constraints, [name]), clock)]
+    return [_about(name, tables, constraints, clock) for name in alone]
+
+
+def _given(constraints: Constraints) -> list[str]:
+    return [name for name in _LIMITS if getattr(constraints, name) is not None]
+
+
+def _free(constraints: Constraints, names: Collection[str]) -> Constraints:
+    return replace(constraints, **dict.fromkeys(names))
+
+
+def _together(p: Pipeline, constraints: Constraints, clock: SearchClock) -> list[str]:
+    """What leaves no plan although none of it is to blame alone: links, constraints, or both."""
+    given, dead = _given(constraints), _dead_links(p)
+    free, flags, links = _free(constraints, given), ", ".join(map(flag, given)), _listed(list(dead.values()))
+    late = "; which of them is to blame was not found in time" if clock.over else ""
+    if given and _possible(p, free, clock):
+        return [f"{flags} together leave no plan{late or '; without any of them there is one'}"]
+    if dead and _possible(_opened(p, dead), constraints, clock):
+        return [f"links cannot be used: the bandwidth is 0 {links}"]
+    if dead and given and _possible(_opened(p, dead), free, clock):
+        return [f"{flags} leaves no plan together with links that cannot be used: the bandwidth is 0 {links}"]
+    return ["no chain of the available devices can hold all layers in order"]
+
+
+def _listed(told: list[str]) -> str:
+    return ", ".join(told[:8]) + (f" and {len(told) - 8} more" if len(told) > 8 else "")
 
 
 def _about(name: str, tables: Tables, constraints: Constraints, clock: SearchClock) -> str:

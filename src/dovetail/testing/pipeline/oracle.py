@@ -84,7 +84,7 @@ class Definition:
                         self.kind[host], self.type_of[host], self.time_s[host] = entry, kind, profile["time_s"]
                         self.stage_s[host] = profile.get("stage_s", 0.0)
         self.hosts = list(self.kind)
-        self._links = {(a, b): self._link(a, b) for a in self.hosts for b in self.hosts if a != b}
+        self.links = {(a, b): self._link(a, b) for a in self.hosts for b in self.hosts if a != b}
 
     def _link(self, a: str, b: str) -> tuple[float, float]:
         """Mbit/s and seconds of latency from one host to another."""
@@ -116,8 +116,8 @@ class Definition:
         others = [x for x in self.hosts if x not in (a, b)]
         return (
             self.type_of[a] == self.type_of[b]
-            and all(self._links[a, x] == self._links[b, x] and self._links[x, a] == self._links[x, b] for x in others)
-            and self._links[a, b] == self._links[b, a]
+            and all(self.links[a, x] == self.links[b, x] and self.links[x, a] == self.links[x, b] for x in others)
+            and self.links[a, b] == self.links[b, a]
         )
 
     def figures(self, stages: Sequence[StageAt]) -> DefinedFigures:
@@ -181,7 +181,7 @@ class Definition:
 
     def send_s(self, a: str, b: str, cut: int, bits: int) -> float:
         """What one microbatch takes over a link; 32 bits are values as they are."""
-        mbps, latency_s = self._links[a, b]
+        mbps, latency_s = self.links[a, b]
         share = 1.0 if bits == 32 else min(1.0, bits / _BITS[self.case.dtype])
         return float(self.cut_bytes[cut] * share / (mbps * _MIB / 8) + latency_s) if mbps > 0 else inf
 
