@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
+from itertools import chain
 from math import inf
 from typing import Any, Protocol, runtime_checkable
 
@@ -10,7 +11,7 @@ from torch import Tensor, strided
 
 from dovetail.core.errors import InputError, within
 from dovetail.dispatch.inputs.kinds import kind_of, rows_of, tensor_form
-from dovetail.dispatch.inputs.trees import OPEN, grouped, leaves, opened, parts_of
+from dovetail.dispatch.inputs.trees import OPEN, grouped, leaves, list_like, opened, parts_of
 
 Cut = Callable[[int, int], Any]
 
@@ -143,7 +144,7 @@ class ListBatch(WholeBatch):
         self.total = len(items)
 
     def slice(self, start: int, stop: int) -> list[Any]:
-        return self.items[start:stop]
+        return list_like(self.items, self.items[start:stop])
 
 
 class Slices(WholeBatch):
@@ -203,7 +204,7 @@ class Pieces:
         if len(parts) == 1:
             return parts[0]
         lists = all(isinstance(batch, ListBatch) for *_, batch in self._held)
-        return [item for part in parts for item in part] if lists else joined(parts, self.dim)
+        return list_like(parts[0], chain.from_iterable(parts)) if lists else joined(parts, self.dim)
 
     def forget(self, stop: int) -> None:
         while self._held and self._held[0][1] <= stop:
@@ -232,9 +233,7 @@ def joined(parts: list[Any], dim: int) -> Any:
 
 def as_source(batch: Any, dim: int = 0) -> Source:
     """A source for whatever was given as a batch."""
-    if isinstance(batch, Tensor) and batch.is_nested:
-        raise InputError("expected a batch with rows, found a nested tensor; give the list of its tensors (unbind)")
-    if isinstance(batch, Tensor) and batch.layout is strided:
+    if isinstance(batch, Tensor) and batch.layout is strided and not batch.is_nested:
         return TensorBatch(batch, dim)
     if type(batch) is dict or kind_of(batch) is not None:
         return TreeBatch(batch, dim)

@@ -150,6 +150,8 @@ def _same_tensor(first: Tensor, other: Tensor) -> bool:
 
 
 def _tensor_rows(tensor: Tensor, dim: int) -> int | None:
+    if tensor.is_nested:
+        raise InputError("a nested tensor is neither cut nor joined: give the list of its tensors (unbind)")
     if tensor.layout not in (torch.strided, torch.sparse_coo):
         raise InputError(f"a tensor of {tensor.layout} is neither cut nor joined: give its to_sparse_coo()")
     return _dim_size(tensor, dim)
@@ -233,12 +235,14 @@ def _joined_arrays(values: list[Any], dim: int) -> Any:
     if isinstance(first, np.ma.MaskedArray):
         found = np.ma.concatenate(values, axis=dim)  # type: ignore[no-untyped-call]
         found.fill_value = first.fill_value
-        return found
+        return found.harden_mask() if first.hardmask else found
     if len(types) > 1 and any(each.kind not in "US" for each in types):
         raise TypeError(f"they are of {' and '.join(sorted(map(str, types)))}")
     # Without its type NumPy would pack a structure anew.
     found = np.concatenate(values, axis=dim, dtype=first.dtype if len(types) == 1 else None)
-    return found if type(found) is type(first) else found.view(type(first))
+    found = found if type(found) is type(first) else found.view(type(first))
+    found.__array_finalize__(first)  # what a subclass has beside its numbers
+    return found
 
 
 KINDS[np.ndarray] = BatchKind(
@@ -311,6 +315,8 @@ def _joined_pandas(values: list[Any], dim: int) -> Any:
         if (other := _pandas_schema(value)) != schema:
             both = (", ".join(f"{name}: {dtype}" for name, dtype in each) for each in (schema, other))
             raise TypeError(f"their columns or types differ: {' and '.join(both)}")
+        if value.attrs != values[0].attrs:
+            raise TypeError(f"their attrs differ: {values[0].attrs} and {value.attrs}")
     found = import_module("pandas").concat(values)
     found.index = _joined_index([each.index for each in values])
     return found
@@ -341,9 +347,28 @@ for _name in ("DataFrame", "Series"):
         same=lambda first, other: bool(first.equals(other)),
         copy=lambda value: value.clone(),
     )
+
+
+def _joined_tables(arrow: Any, values: list[Any]) -> Any:
+    schema = values[0].schema
+    for value in values:  # Arrow takes those of the first
+        if not value.schema.equals(schema, check_metadata=True) and value.schema.equals(schema):
+            raise TypeError(f"their metadata differ: {_metadata(schema)} and {_metadata(value.schema)}")
+    if not isinstance(values[0], arrow.Table):
+        return arrow.concat_batches(values)
+    if schema:
+        return arrow.concat_tables(values)
+    rows = arrow.nulls(sum(map(len, values)))  # without columns Arrow would forget how many there are
+    return arrow.table({"rows": rows}).replace_schema_metadata(schema.metadata).select([])
+
+
+def _metadata(schema: Any) -> Any:
+    return schema.metadata, *(field.metadata for field in schema)
+
+
 _ARROW_JOINS: dict[str, Callable[[Any, list[Any]], Any]] = {
-    "Table": lambda arrow, values: arrow.concat_tables(values),
-    "RecordBatch": lambda arrow, values: arrow.concat_batches(values),
+    "Table": _joined_tables,
+    "RecordBatch": _joined_tables,
     "ChunkedArray": lambda arrow, values: arrow.chunked_array([chunk for each in values for chunk in each.chunks]),
     "Array": lambda arrow, values: arrow.concat_arrays(values),
 }

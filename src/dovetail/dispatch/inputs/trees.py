@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import copy
 import dataclasses
-from collections.abc import Callable, Iterable, Iterator, MutableMapping
+from collections.abc import Callable, Collection, Iterable, Iterator, MutableMapping
+from keyword import iskeyword
 from typing import Any, NamedTuple
 
 from torch import Size, Tensor
@@ -24,11 +25,12 @@ ATOMS = frozenset({Tensor, int, float, bool, str, bytes, complex, type(None), sl
 
 
 class Opened(NamedTuple):
-    """What a container holds, by name, and what makes one like it of other parts."""
+    """What a container holds, by name, what makes one like it of other parts, and what it keeps beside them."""
 
     names: Iterable[Any]
     parts: Iterable[Any]
     closed: Callable[[list[Any]], Any]
+    beside: Any = None
 
 
 def opened(tree: Any) -> Opened | None:
@@ -55,11 +57,12 @@ def _opened_other(tree: Any) -> Opened | None:
         return _opened_node(tree, node)
     if isinstance(tree, tuple):
         names = getattr(kind, "_fields", range(len(tree)))
-        return Opened(names, tree, lambda parts: kind(*parts) if hasattr(kind, "_fields") else tuple(parts))
+        return Opened(names, tree, lambda parts: _tuple_like(tree, parts), _attributes(tree))
     if isinstance(tree, list):
-        return Opened(range(len(tree)), tree, list)
+        return Opened(range(len(tree)), tree, lambda parts: list_like(tree, parts), _attributes(tree))
     if isinstance(tree, MutableMapping):
-        return Opened(list(tree), list(tree.values()), lambda parts: _refilled(tree, parts))
+        beside = _attributes(tree) if isinstance(tree, dict) else None  # others have their parts there
+        return Opened(list(tree), list(tree.values()), lambda parts: _refilled(tree, parts), beside)
     if dataclasses.is_dataclass(tree) and not isinstance(tree, type):
         fields = [field.name for field in dataclasses.fields(tree)]
         return _opened_attributes(tree, fields)
@@ -71,20 +74,45 @@ def _opened_other(tree: Any) -> Opened | None:
 
 
 def _opened_attributes(tree: Any, names: list[str]) -> Opened:
-    return Opened(names, [getattr(tree, name) for name in names], lambda parts: _replaced(tree, names, parts))
+    parts = [getattr(tree, name) for name in names]
+    return Opened(names, parts, lambda parts: _replaced(tree, names, parts), _attributes(tree, names))
+
+
+def _attributes(tree: Any, names: Collection[str] = ()) -> dict[str, Any] | None:
+    """What an object has, but for these."""
+    return {name: value for name, value in getattr(tree, "__dict__", {}).items() if name not in names} or None
 
 
 def _opened_node(tree: Any, node: Any) -> Opened:
     """A pytree, opened by what was registered for it."""
     if node.flatten_with_keys_fn is None:
         parts, context = node.flatten_fn(tree)
-        return Opened(range(len(parts)), parts, lambda parts: node.unflatten_fn(parts, context))
+        return Opened(range(len(parts)), parts, lambda parts: node.unflatten_fn(parts, context), context)
     keyed, context = node.flatten_with_keys_fn(tree)
     names = [getattr(key, "name", getattr(key, "key", getattr(key, "idx", key))) for key, _ in keyed]
     parts = [part for _, part in keyed]
     if all(isinstance(key, pytree.GetAttrKey) for key, _ in keyed):  # what is no part of the tree stays with it
         return _opened_attributes(tree, names)
-    return Opened(names, parts, lambda parts: node.unflatten_fn(parts, context))
+    beside = None if context == names else context
+    return Opened(names, parts, lambda parts: node.unflatten_fn(parts, context), beside)
+
+
+def list_like(tree: list[Any], parts: Iterable[Any]) -> list[Any]:
+    """A list of the same type, with its attributes."""
+    if type(tree) is list:
+        return list(parts)
+    again = copy.copy(tree)
+    list.__setitem__(again, slice(None), parts)
+    return again
+
+
+def _tuple_like(tree: tuple[Any, ...], parts: list[Any]) -> tuple[Any, ...]:
+    if all(part is own for part, own in zip(parts, tree, strict=True)):
+        return tree
+    kind = type(tree)
+    again = kind(parts) if hasattr(kind, "n_sequence_fields") else tuple.__new__(kind, parts)
+    getattr(again, "__dict__", {}).update(getattr(tree, "__dict__", {}))
+    return again
 
 
 def _refilled(tree: Any, parts: list[Any]) -> Any:
@@ -112,6 +140,16 @@ def leaves(tree: Any, place: str = "batch") -> Iterator[tuple[str, Any]]:
         yield from leaves(part, f"{place}.{name}")
 
 
+def place_in(place: str, name: Any) -> str:
+    """The way to a part of what is at a place; no two names of a container give the same.
+
+    >>> place_in("batch", "x"), place_in("batch", 1), place_in("batch", "1"), place_in("batch", "a.b")
+    ('batch.x', 'batch.1', "batch.'1'", "batch.'a.b'")
+    """
+    plain = type(name) is str and name.isidentifier() and not iskeyword(name)
+    return f"{place}.{name}" if plain else f"{place}.{name!r}"
+
+
 def parts_of(tree: Any, place: str = "batch") -> Iterator[tuple[str, Any]]:
     """As `leaves`, but what has rows is one part, whatever it holds."""
     kind = type(tree)
@@ -119,12 +157,22 @@ def parts_of(tree: Any, place: str = "batch") -> Iterator[tuple[str, Any]]:
         yield place, tree
     elif kind is dict:
         for name, part in tree.items():
-            yield from parts_of(part, f"{place}.{name}")
+            yield from parts_of(part, place_in(place, name))
     elif kind_of(tree) is None and (inside := opened(tree)) is not None:
         for name, part in zip(inside.names, inside.parts, strict=True):
-            yield from parts_of(part, f"{place}.{name}")
+            yield from parts_of(part, place_in(place, name))
     else:
         yield place, tree
+
+
+def beside_parts(tree: Any, place: str) -> Iterator[tuple[str, Any]]:
+    """What everything that `parts_of` looks into keeps beside its parts, if it does."""
+    if type(tree) in ATOMS or kind_of(tree) is not None or (inside := opened(tree)) is None:
+        return
+    if inside.beside is not None:
+        yield place, inside.beside
+    for name, part in zip(inside.names, inside.parts, strict=True):
+        yield from beside_parts(part, place_in(place, name))
 
 
 def closing(tree: Any) -> Callable[[Iterator[Any]], Any]:
@@ -162,9 +210,11 @@ def grouped(function: Callable[[list[Any], str], Any], trees: list[Any], place: 
     first, *others = (dict(zip(inside.names, inside.parts, strict=True)) for inside in map(_open, trees))
     for other in others:
         if other.keys() != first.keys():
-            odd = min(map(str, other.keys() ^ first.keys()))
-            raise ResultFormError(f"chunks differ in what they return: {place}.{odd} is not in all of them")
-    parts = [grouped(function, [first[name], *(other[name] for other in others)], f"{place}.{name}") for name in first]
+            odd = min(place_in(place, name) for name in other.keys() ^ first.keys())
+            raise ResultFormError(f"chunks differ in what they return: {odd} is not in all of them")
+    parts = [
+        grouped(function, [first[name], *(other[name] for other in others)], place_in(place, name)) for name in first
+    ]
     return _open(trees[0]).closed(parts)
 
 

@@ -14,7 +14,7 @@ from torch import Tensor
 from dovetail.dispatch.chunk import ResultFormError
 from dovetail.dispatch.inputs.batch import Source, TensorBatch, TreeBatch
 from dovetail.dispatch.inputs.kinds import BatchKind, kind_of
-from dovetail.dispatch.inputs.trees import closing, mapped, parts_of
+from dovetail.dispatch.inputs.trees import beside_parts, closing, mapped, parts_of
 from dovetail.dispatch.live.joining import (
     Constants,
     Join,
@@ -24,6 +24,7 @@ from dovetail.dispatch.live.joining import (
     is_same,
     joined_results,
     may_be_items,
+    refuse_other,
     refuse_unjoinable,
 )
 
@@ -131,6 +132,7 @@ class Preallocated:
         self._lock = Lock()
         self._closed: Callable[[Iterator[Any]], Any] = next
         self._places: dict[str, None] = {}  # the way to each part; dictionaries of chunks may differ in their order
+        self._beside: dict[str, Any] = {}  # what containers keep beside their parts
         self._parts: list[_Part] | None = None
         self._single: Tensor | None = None
         self._collected: Collected | None = None
@@ -180,6 +182,7 @@ class Preallocated:
         self._sizes.add(rows)
         self._closed = closing(result)
         self._places = dict.fromkeys(found)
+        self._beside = dict(beside_parts(result, "result"))
         made = [self._place(part, rows) for part in found.values()]
         if type(result) is Tensor and made[0].kind is not None and made[0].whole is not result:
             self._single = made[0].whole
@@ -203,6 +206,8 @@ class Preallocated:
         if found.keys() != self._places.keys():
             odd = min(found.keys() ^ self._places.keys())
             raise ResultFormError(f"chunks differ in what they return: {odd} is not in all of them")
+        if self._beside:
+            refuse_other(self._beside, dict(beside_parts(result, "result")))
         self._sizes.add(stop - start)
         for place, mine in zip(self._places, self._parts, strict=True):
             part = found[place]
@@ -223,6 +228,7 @@ class Preallocated:
         if self._parts is None:
             return None
         known = Constants(self._sizes, None if self._sizes == {self.total} else self.witness)
+        known.check_beside(self._beside)
         for place, mine in zip(self._places, self._parts, strict=True):
             if mine.kind is None and not mine.surely and not known.holds(place, mine.whole):
                 raise known.sized(place, mine.whole)

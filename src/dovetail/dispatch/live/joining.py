@@ -9,6 +9,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Iterable
 from itertools import chain
+from numbers import Number
 from typing import Any
 
 import numpy as np
@@ -16,7 +17,7 @@ from torch import Tensor
 
 from dovetail.dispatch.chunk import ResultFormError
 from dovetail.dispatch.inputs.kinds import BatchKind, kind_of
-from dovetail.dispatch.inputs.trees import OPEN, grouped, opened, parts_of
+from dovetail.dispatch.inputs.trees import OPEN, beside_parts, grouped, list_like, opened, parts_of
 
 Witness = Callable[[int], Any]  # what the function gives for another number of rows than this one
 Join = Callable[[list[Any], list[int]], Any]  # the values of one part from all chunks, and the chunks' numbers of items
@@ -41,7 +42,13 @@ def joined_results(
         if kind is not None and alike and _have_rows(group, sizes, dim, kind):
             return _joined(kind, group, dim, place)
         if kind is None and alike and opened(first) is not None:
-            return list(chain.from_iterable(group)) if _are_items(group, sizes, dim, place) else OPEN
+            if _are_items(group, sizes, dim, place):
+                return list_like(first, chain.from_iterable(group))
+            beside, *others = [{place: found.beside} for value in group if (found := opened(value)) is not None]
+            for other in others:
+                refuse_other(beside, other)
+            known.check_beside(beside)
+            return OPEN
         same = alike and all(is_same(first, other) for other in group[1:])
         if same and (is_constant(group) or known.holds(place, first)):
             return first
@@ -87,7 +94,36 @@ def is_same(first: Any, other: Any) -> bool:
         return False
     if kind is not None:
         return kind.same(first, other)
-    return is_comparable(first) and (bool(first == other) or (first != first and other != other))
+    try:
+        return is_comparable(first) and (bool(first == other) or (first != first and other != other))
+    except Exception:  # it holds what cannot be compared
+        return False
+
+
+def _differ(first: Any, other: Any) -> bool:
+    """Whether what two containers keep beside their parts is surely not the same."""
+    mine, others = dict(parts_of(first)), dict(parts_of(other))
+    return mine.keys() != others.keys() or any(
+        type(part) is not type(others[place]) or (_has_value(part) and not is_same(part, others[place]))
+        for place, part in mine.items()
+    )
+
+
+def refuse_other(beside: dict[str, Any], other: dict[str, Any]) -> None:
+    """An error if what containers keep beside their parts differs between two chunks."""
+    for place in beside.keys() | other.keys():
+        if _differ(beside.get(place), other.get(place)):
+            raise differs(f"what {place} keeps beside its parts", beside.get(place))
+
+
+def _has_value(part: Any) -> bool:
+    """Whether such values are told apart by what they are, and not only by where."""
+    return kind_of(part) is not None or (_equality(part) is not object and is_comparable(part))
+
+
+def _equality(value: Any) -> type:
+    """The class that says whether such a value is equal to another."""
+    return next(base for base in type(value).__mro__ if "__eq__" in vars(base))
 
 
 def is_constant(group: list[Any]) -> bool:
@@ -102,20 +138,35 @@ class Constants:
     def __init__(self, sizes: Iterable[int], witness: Witness | None) -> None:
         self._sizes, self._witness = set(sizes), witness
         self._parts: dict[str, Any] | None = None
+        self._beside: dict[str, Any] = {}  # by container: what it keeps beside its parts
         self._error: Exception | None = None
 
-    def holds(self, place: str, value: Any) -> bool:
+    def _look(self) -> bool:
+        """Whether it is known what another number of rows gives."""
         if len(self._sizes) > 1 or self._witness is None:
-            return True
+            return False
         if self._parts is None:
             try:
-                self._parts = dict(parts_of(self._witness(next(iter(self._sizes))), "result"))
+                found = self._witness(next(iter(self._sizes)))
+                self._parts, self._beside = dict(parts_of(found, "result")), dict(beside_parts(found, "result"))
             except Exception as error:
                 self._parts, self._error = {}, error
+        return True
+
+    def holds(self, place: str, value: Any) -> bool:
+        if not self._look() or self._parts is None:
+            return True
         found = self._parts.get(place, self)
         if isinstance(found, Tensor) and isinstance(value, Tensor):
             found = found.to(value.device)
         return is_same(value, found)
+
+    def check_beside(self, beside: dict[str, Any]) -> None:
+        """The same for what containers keep beside their parts: numbers may depend on that of rows."""
+        for place, kept in beside.items():
+            counts = any(isinstance(part, Number) and not isinstance(part, bool) for _, part in parts_of(kept))
+            if counts and self._look() and _differ(kept, self._beside.get(place)):
+                raise self.sized(f"what {place} keeps beside its parts", kept)
 
     def sized(self, place: str, value: Any) -> ResultFormError:
         """The error for a part that is not, or of which it cannot be told."""
@@ -150,9 +201,10 @@ def refuse_unjoinable(result: Any, rows: int) -> None:
 
 def is_comparable(value: Any) -> bool:
     """Whether two such values can be seen to be the same."""
-    own = next(base for base in type(value).__mro__ if "__eq__" in vars(base))
     try:
-        return (own is not object or copy.copy(value) is value) and isinstance(value == value, bool | np.bool_)
+        return (_equality(value) is not object or copy.copy(value) is value) and isinstance(
+            value == value, bool | np.bool_
+        )
     except Exception:  # a generator, which cannot be copied
         return False
 
