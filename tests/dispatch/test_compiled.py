@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from threading import Lock
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -65,6 +67,19 @@ def same(found: Any, expected: Any) -> bool:
     return type(found) is type(expected) and bool((found == expected).all())
 
 
+@dataclass
+class Counted:
+    """A dataclass that counts its rows when it is made."""
+
+    x: Any
+
+    def __post_init__(self) -> None:
+        self.rows = len(self.x)
+
+    def __str__(self) -> str:
+        return f"{self.x}"
+
+
 @pytest.mark.parametrize("shapes", ["few", "padded"])
 @pytest.mark.parametrize("devices", ["cpu", TWO], ids=["one", "two"])
 @pytest.mark.parametrize("kind", KINDS)
@@ -104,7 +119,9 @@ def test_pieces_of_one_row_beside_a_whole_part() -> None:
         (lambda x: x.sum(0), "result has 2 rows for a chunk that was filled up to 256: expected one per item"),
         (lambda x: x.sum(), "result has no rows"),
         (lambda x: {"y": 2 * x, "mean": x.mean(0, keepdim=True)}, "result.mean has 1 rows"),
-        (lambda x: (x, len(x)), "result.1 has no rows"),
+        (lambda x: (x, len(x)), "result.1, a int, has no rows"),
+        (lambda x: (x, SimpleNamespace(rows=len(x))), "result.1, a SimpleNamespace, has no rows"),
+        (lambda x: Counted(x), "what result keeps beside its parts has no rows"),
     ],
 )
 def test_copies_do_not_count_in_what_has_no_rows(function: Any, told: str) -> None:
@@ -114,6 +131,16 @@ def test_copies_do_not_count_in_what_has_no_rows(function: Any, told: str) -> No
         padded.run(x)
     with Dispatcher(function, "cpu", shapes="few", reduce=list, cache=False) as dispatcher:
         assert str(dispatcher.run(x)) == str([function(x)])
+
+
+def test_copies_are_cut_off_lists_with_an_entry_per_row() -> None:
+    def rows(x: Any) -> Any:
+        return {"text": [f"{row}" for row in x.tolist()], "parts": [[row, 2 * row] for row in x], "unit": "MPa"}
+
+    x = torch.arange(600).reshape(300, 2)
+    with Dispatcher(rows, TWO, sizes=256, shapes="padded", cache=False) as dispatcher:
+        assert str(dispatcher.run(x)) == str(rows(x))
+        assert str(dispatcher.run(x[:3])) == str(rows(x[:3]))
 
 
 def test_what_cannot_be_filled_up_is_called_as_it_is() -> None:

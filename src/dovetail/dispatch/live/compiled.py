@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from numbers import Number
@@ -10,9 +11,10 @@ from typing import Any
 
 from dovetail.dispatch.chunk import ResultFormError
 from dovetail.dispatch.inputs.batch import Source, TreeBatch
-from dovetail.dispatch.inputs.kinds import BatchKind, kind_of, rows_of
+from dovetail.dispatch.inputs.kinds import kind_of, rows_of
 from dovetail.dispatch.inputs.size_search import LEAST_COMPILED
-from dovetail.dispatch.inputs.trees import closing, parts_of
+from dovetail.dispatch.inputs.trees import closing, list_like, opened, parts_of, place_in
+from dovetail.dispatch.live.joining import has_counts
 
 
 def is_compiled(function: Any) -> bool:
@@ -95,27 +97,41 @@ def filled(work: Any, rows: int, dim: int, whole: Collection[str] = ()) -> Any:
     [[256, 2], [1, 2]]
     """
 
-    def fill(place: str, kind: BatchKind, part: Any) -> Any:
-        if place in whole or kind.rows(part, dim) != rows:
+    def fill(place: str, part: Any) -> Any:
+        kind = kind_of(part)
+        if kind is None or place in whole or kind.rows(part, dim) != rows:
             return part
         return kind.join([part] + [kind.cut(part, dim, rows - 1, 1)] * (LEAST_COMPILED - rows), dim)
 
-    return _each(work, fill)
+    return closing(work)(iter([fill(place, part) for place, part in parts_of(work)]))
 
 
-def cut(result: Any, rows: int, dim: int) -> Any:
-    """The first rows of what was made of a chunk that was filled up; numbers would count the copies."""
-    for place, part in parts_of(result, "result"):
-        found = rows_of(part, dim)
-        if found != LEAST_COMPILED and (kind_of(part) is not None or isinstance(part, Number)):
-            told = "no rows" if found is None else f"{found} rows"
-            raise ResultFormError(
-                f"{place} has {told} for a chunk that was filled up to {LEAST_COMPILED}: expected one per item; "
-                "shapes='few' fills nothing up"
-            )
-    return _each(result, lambda place, kind, part: kind.cut(part, dim, 0, rows))
+def cut(result: Any, rows: int, dim: int, place: str = "result") -> Any:
+    """The first rows of what was made of a chunk that was filled up; what else there is could count the copies.
+
+    >>> cut({"y": list(range(256)), "unit": "MPa"}, 2, 0)
+    {'y': [0, 1], 'unit': 'MPa'}
+    """
+    kind = kind_of(result)
+    if kind is not None and (found := kind.rows(result, dim)) != LEAST_COMPILED:
+        raise _uncut(f"{place} has {'no' if found is None else found} rows")
+    if kind is not None:
+        return kind.cut(result, dim, 0, rows)
+    if isinstance(result, list) and len(result) == LEAST_COMPILED:
+        return list_like(result, result[:rows])
+    inside = opened(result)
+    if inside is None:
+        if isinstance(result, Number) or copy.copy(result) is not result:
+            raise _uncut(f"{place}, a {type(result).__name__}, has no rows")
+        return result
+    if has_counts(inside.beside):
+        raise _uncut(f"what {place} keeps beside its parts has no rows")
+    named = zip(inside.names, inside.parts, strict=True)
+    return inside.closed([cut(part, rows, dim, place_in(place, name)) for name, part in named])
 
 
-def _each(tree: Any, change: Callable[[str, BatchKind, Any], Any]) -> Any:
-    changed = [part if (kind := kind_of(part)) is None else change(at, kind, part) for at, part in parts_of(tree)]
-    return closing(tree)(iter(changed))
+def _uncut(what: str) -> ResultFormError:
+    return ResultFormError(
+        f"{what} for a chunk that was filled up to {LEAST_COMPILED}: expected one per item; "
+        "shapes='few' fills nothing up"
+    )

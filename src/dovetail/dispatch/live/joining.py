@@ -116,6 +116,11 @@ def refuse_other(beside: dict[str, Any], other: dict[str, Any]) -> None:
             raise differs(f"what {place} keeps beside its parts", beside.get(place))
 
 
+def has_counts(beside: Any) -> bool:
+    """Whether there are numbers in what a container keeps beside its parts: they may be those of rows."""
+    return any(isinstance(part, Number) and not isinstance(part, bool) for _, part in parts_of(beside))
+
+
 def _has_value(part: Any) -> bool:
     """Whether such values are told apart by what they are, and not only by where."""
     return kind_of(part) is not None or (_equality(part) is not object and is_comparable(part))
@@ -164,8 +169,7 @@ class Constants:
     def check_beside(self, beside: dict[str, Any]) -> None:
         """The same for what containers keep beside their parts: numbers may depend on that of rows."""
         for place, kept in beside.items():
-            counts = any(isinstance(part, Number) and not isinstance(part, bool) for _, part in parts_of(kept))
-            if counts and self._look() and _differ(kept, self._beside.get(place)):
+            if has_counts(kept) and self._look() and _differ(kept, self._beside.get(place)):
                 raise self.sized(f"what {place} keeps beside its parts", kept)
 
     def sized(self, place: str, value: Any) -> ResultFormError:
