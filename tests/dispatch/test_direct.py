@@ -336,3 +336,28 @@ def test_shapes_that_were_met_are_not_kept_without_end() -> None:
         calls.meet(TensorBatch(x), "form", 0)
         assert calls.met(x) == OneCall("form", 0, items, ONE_CALL)
     assert len(calls._met) <= 64
+
+
+@pytest.mark.parametrize(("devices", "how"), [("cpu", "attempt"), ("cpu", "run"), (TWO, "run")])
+def test_an_interrupted_call_has_an_outcome_to_go_on_from(devices: Any, how: str) -> None:
+    stop = False
+
+    def function(x: Any) -> Any:
+        if stop:
+            raise KeyboardInterrupt
+        return 2 * x
+
+    x = torch.arange(10)
+    with Dispatcher(function, devices, cache=False) as dispatcher:
+        for _ in range(20):
+            dispatcher.run(x)
+        stop = True
+        with pytest.raises(KeyboardInterrupt) as stopped:
+            getattr(dispatcher, how)(x)
+        stop = False
+        outcome = stopped.value.outcome  # type: ignore[attr-defined]
+        assert outcome.missing == [(0, 10)]
+        assert dispatcher.report.items == 0
+        assert torch.equal(dispatcher.attempt(x, resume=outcome).unwrap(), 2 * x)
+        with pytest.raises(InputError, match="of another batch"):
+            dispatcher.attempt(x + 1, resume=outcome)

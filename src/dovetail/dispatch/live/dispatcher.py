@@ -397,6 +397,9 @@ class Dispatcher:
             result, begun_s, ended_s = direct.call(call, once, self.tuning.floor(once.form), source, args, kwargs)
         except DirectCallError as failed:
             return self._call_failed(once, failed, source, args, kwargs)
+        except KeyboardInterrupt as stop:
+            stop.outcome = self._stopped(args, kwargs)  # type: ignore[attr-defined]
+            raise
         self._latest = partial(report_once, self, once, begun_s, ended_s)
         self._recorded = partial(run_of, NOWHERE, self._latest, self.policy_name)
         return BatchOutcome(result, [], [], self._latest, None, self._recorded)
@@ -413,6 +416,9 @@ class Dispatcher:
             result = call(batch)
         except Exception as error:
             return self._call_failed(once, DirectCallError(begun_s, error), None, (batch,), {}).unwrap()
+        except KeyboardInterrupt as stop:
+            stop.outcome = self._stopped((batch,), {})  # type: ignore[attr-defined]
+            raise
         ended_s = perf_counter()
         if ended_s - begun_s > left.most_s:
             left.calls = 0
@@ -435,6 +441,18 @@ class Dispatcher:
         if not run.begin_failed(once.at, failed.begun_s, failed.error):
             self._carry_out(run)
         return self._outcome(run, once.form, whole=True)
+
+    def _stopped(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> BatchOutcome:
+        """What becomes of a batch whose one call is interrupted: nothing of it is done."""
+        source, _ = self._source(args, kwargs)
+        missing = [(0, source.total or 0)]
+        return self._outcome_of_nothing(None, missing, mark_of(source, missing))
+
+    def _outcome_of_nothing(self, result: Any, missing: list[tuple[int, int]], mark: str = "") -> BatchOutcome:
+        """The outcome of a run in which no item was done."""
+        report = BatchReport(0, 0.0, [], [], perf_counter())
+        self._latest, self._recorded = lambda: report, partial(run_of, NOWHERE, lambda: report, self.policy_name)
+        return BatchOutcome(result, missing, [], self._latest, None, self._recorded, mark)
 
     def _carry_out(self, run: BatchRun) -> None:
         here = self.mode == "sync" or (self._own_pool and self._alone and self._backend == "thread")
@@ -508,8 +526,5 @@ class Dispatcher:
         device = self.devices[0]
         call = Calling(self.function, self.preprocess, self.postprocess, spread).on(device, home_of(source))
         result = call(source.slice(0, 0))
-        now = perf_counter()
-        report = BatchReport(0, 0.0, [], [], now)
-        self._latest, self._recorded = lambda: report, partial(run_of, NOWHERE, lambda: report, self.policy_name)
         result = self.reduce([result]) if self.reduce else [result] if self.join == "list" else result
-        return BatchOutcome(result, [], [], self._latest, None, self._recorded)
+        return self._outcome_of_nothing(result, [])
