@@ -20,7 +20,8 @@ from urllib.parse import parse_qs, unquote, urlsplit
 @dataclass
 class Say:
     """An answer: a status and a value, or pieces of a stream. `cut` hangs up without the end of the stream; `hang`
-    holds the connection instead, until the client goes."""
+    holds the connection instead, until the client goes. The end of a `plain` one is where its connection ends, as in
+    HTTP/1.0."""
 
     value: Any = None
     status: int = 200
@@ -28,6 +29,7 @@ class Say:
     headers: dict[str, str] = field(default_factory=dict)
     cut: bool = False
     hang: bool = False
+    plain: bool = False
 
 
 Answering = Callable[[str, str, dict[str, Any]], Say]  # method, path, body
@@ -89,16 +91,16 @@ class _Handler(BaseHTTPRequestHandler):
             self.wfile.write(data)
             return
         self.send_header("Content-Type", "text/event-stream")
-        self.send_header("Transfer-Encoding", "chunked")
+        self.send_header(*(("Connection", "close") if say.plain else ("Transfer-Encoding", "chunked")))
         self.end_headers()
         for piece in say.pieces:
-            self.wfile.write(b"%x\r\n%s\r\n" % (len(piece), piece))
+            self.wfile.write(piece if say.plain else b"%x\r\n%s\r\n" % (len(piece), piece))
             self.wfile.flush()
         if say.hang:
             self.server.begun.set()
             self.rfile.read(1)  # ends when the client hangs up
             self.server.gone.set()
-        if say.cut or say.hang:
+        if say.cut or say.hang or say.plain:
             self.close_connection = True
             return
         self.wfile.write(b"0\r\n\r\n")

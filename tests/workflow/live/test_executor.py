@@ -504,6 +504,16 @@ def test_a_place_where_call_after_call_fails_loses_its_worker(make: Make) -> Non
     assert bench.engine.take()[-1] == ("restart", 0, "a failed 2 calls in a row: refused")
 
 
+def test_calls_that_fail_as_they_are_stopped_do_not_speak_against_their_place(make: Make) -> None:
+    bench = make(limits=LiveLimits(call_tries=1))
+    bench.load("r", "a", 0)
+    bench.start("s", "a", 0)
+    bench.stop("s")
+    bench.report(CallFailed(bench.engine.calls[-1].id, "cut short"))
+    assert bench.heard()[-1] == Failed("s", "n", "enough")
+    assert "restart" not in [told[0] for told in bench.engine.take()]
+
+
 def test_a_former_load_is_not_taken_for_a_later_one(make: Make) -> None:
     bench = make()
     bench.start("r", "a", 0)

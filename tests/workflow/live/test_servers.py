@@ -265,9 +265,11 @@ def test_a_server_that_is_silent_is_given_up() -> None:
         end.unload(keep=False)
 
 
-def test_a_call_that_is_stopped_hangs_up_and_gives_what_there_is(served: Served) -> None:
-    served.says[:] = [Say(pieces=chunks("m", ["a", "b"], None), hang=True)]
-    stopped, answers = Event(), []
+@pytest.mark.parametrize("plain", [False, True])
+@pytest.mark.parametrize("words", [[], ["a", "b"]])
+def test_a_call_that_is_stopped_hangs_up_and_gives_what_there_is(served: Served, words: list[str], plain: bool) -> None:
+    served.says[:] = [Say(pieces=chunks("m", words, None) if words else [], hang=True, plain=plain)]
+    stopped, answers, asked = Event(), [], len(served.server.seen)
     caller = Thread(target=lambda: answers.append(ask(served.end, stopped, prompt="q")))
     caller.start()
     assert served.server.begun.wait(60)
@@ -276,6 +278,7 @@ def test_a_call_that_is_stopped_hangs_up_and_gives_what_there_is(served: Served)
     assert served.server.gone.wait(60), "the server knows, and need not go on"
     assert answers[0].finish_reason == "cancelled"
     assert answers[0].outputs["text"] in ("", "a", "ab")
+    assert len(served.server.seen) == asked + 1, "and is not asked again"
     assert ask(served.end, prompt="a").outputs == {"text": "m: a"}
 
 

@@ -396,6 +396,8 @@ class LiveExecutor:
             if attempt is None:
                 return
             self._end(attempt, report.why, report.blame == "place")
+            if attempt.stop and not attempt.lost:
+                return  # it ended as it was told to
             instance = attempt.instance
             instance.failures = instance.failures + 1 if report.blame == "place" else 0
             if instance.failures >= self._limits.call_tries:

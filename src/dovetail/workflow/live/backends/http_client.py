@@ -61,6 +61,7 @@ class ServerClient:
     ) -> Iterator[Reply]:
         """An answer that is read as it comes. What goes wrong on the way is the place's fault; `CallStoppedError` if
         `stopped` was set, and then the connection is closed, which tells the server to stop."""
+        _raise_if(stopped)
         raw = body if isinstance(body, bytes) else None if body is None else json.dumps(body).encode()
         send = {"Content-Type": "application/json", **self._headers, **(headers or {})}
         request = (method or ("GET" if body is None else "POST"), self._path + path, raw, send)
@@ -72,9 +73,11 @@ class ServerClient:
             if not response.will_close and _is_read(response, stream):
                 self._keep(connection)
                 connection = None
+        except BackEndError:  # of what has come: a connection that was closed here may look like the answer's end
+            _raise_if(stopped)
+            raise
         except (OSError, HTTPException, ValueError) as error:
-            if stopped is not None and stopped.is_set():
-                raise CallStoppedError from error
+            _raise_if(stopped)
             raise BackEndError(f"{self.url}{path}: {_what(error, timeout_s or self.timeout_s)}") from error
         finally:
             if connection is not None:
@@ -232,6 +235,11 @@ class ServerBusyError(Exception):
     def __init__(self, why: str, after_s: float) -> None:
         super().__init__(why)
         self.after_s = after_s
+
+
+def _raise_if(stopped: Event | None) -> None:
+    if stopped is not None and stopped.is_set():
+        raise CallStoppedError
 
 
 def _is_read(response: HTTPResponse, stream: socket.socket) -> bool:
