@@ -13,8 +13,10 @@ import openai
 import pytest
 
 from dovetail.core.service.client import HttpClient, ServiceError
+from dovetail.core.service.http import HttpError
 from dovetail.workflow.live.http.face import WorkflowServer
-from dovetail.workflow.live.runs import WorkflowInfo
+from dovetail.workflow.live.http.openai import StreamedText
+from dovetail.workflow.live.runs import RunEvent, WorkflowInfo
 from tests.waiting import until
 from tests.workflow.live.fake_service import MODELS, FakeService
 
@@ -209,6 +211,27 @@ def test_a_loss_in_the_middle_of_a_stream_is_told(client: openai.OpenAI) -> None
 def test_an_attempt_that_writes_the_same_goes_on_unnoticed(client: openai.OpenAI) -> None:
     told = client.chat.completions.create(model="again", messages=ASKED, stream=True)
     assert "".join(chunk.choices[0].delta.content or "" for chunk in told) == "one two three"
+
+
+@pytest.mark.parametrize("text", ["one", "xyz"])
+def test_an_attempt_that_writes_less_cannot_be_mended_either(text: str) -> None:
+    told = StreamedText("n")
+    assert told.more(_event("piece", "one two")) == "one two"
+    told.more(_event("restarted"))
+    with pytest.raises(HttpError, match="the next attempt came out otherwise"):
+        told.rest(text)
+
+
+def test_a_text_without_the_spaces_at_its_end_is_the_same_as_its_pieces() -> None:
+    told = StreamedText("n")
+    for _ in range(2):
+        told.more(_event("restarted"))
+        told.more(_event("piece", "one two "))
+    assert told.rest("one two") == ""
+
+
+def _event(kind: Any, text: str = "") -> RunEvent:
+    return RunEvent(n=1, t=0.0, kind=kind, node="n", text=text)
 
 
 def test_an_attempt_that_writes_something_else_cannot_be_mended(client: openai.OpenAI) -> None:

@@ -226,8 +226,11 @@ class StreamedText:
         return self._add(self._again + event.text) if event.kind == "piece" else ""
 
     def rest(self, text: str) -> str:
-        """What the whole text has beyond what was sent."""
-        return self._add(text) if len(text) >= len(self._sent) else ""
+        """What the whole text has beyond what was sent; its pieces may have had more, at the ends of lines."""
+        whole = text if len(text) >= len(self._again) else self._again
+        if len(whole) < len(self._sent):
+            raise self._lost()
+        return self._add(whole)
 
     def _add(self, text: str) -> str:
         self._again = text
@@ -236,8 +239,11 @@ class StreamedText:
             return new
         if self._sent.startswith(text):
             return ""
-        lost = "the answer was lost where it was written, and the next attempt came out otherwise"
-        raise HttpError(500, lost, code="stream_lost")
+        raise self._lost()
+
+    def _lost(self) -> HttpError:
+        why = "the answer was lost where it was written, and the next attempt came out otherwise"
+        return HttpError(500, why, code="stream_lost")
 
 
 class TextAnswer:
