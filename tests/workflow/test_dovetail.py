@@ -128,6 +128,13 @@ def test_a_rare_model_under_overload_waits_as_long_in_a_run_of_any_length(load: 
     assert waits.pop() < limit_s
 
 
+def test_in_a_calm_pool_nobody_loads_a_copy_who_is_served_sooner_without() -> None:
+    rows = [row("first", "m", 0.0, 1.0)]
+    rows += [row(f"r{i}{k}", "m", 100.0 * i + 0.5 * k, 1.0) for i in range(1, 10) for k in range(2)]
+    figures = simulate(problem({"m": model(load_s=30.0)}, rows, "4"))
+    assert (figures.loads, figures.response_s.max) == (1, 31.0)
+
+
 def test_a_second_copy_is_not_loaded_while_others_wait_for_that_gpu() -> None:
     names = ["m0", "m1", "m2", "m3"]
     rows = [

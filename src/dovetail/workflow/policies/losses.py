@@ -52,16 +52,17 @@ def elsewhere_loss(
 def copy_gain(
     waiting: int, size_s: float, needed: float, windows: float, free_s: float, setup_s: float, speed: float
 ) -> float:
-    """What the queue of a model that is loaded elsewhere saves if a copy is loaded here; nothing if it is gone before.
+    """What the queue of a model that is loaded elsewhere saves if a copy is loaded here for its head. Where the queue
+    would be gone before that, it is what the head loses: it would have been served elsewhere by then.
 
     >>> copy_gain(1, size_s=1.0, needed=0.0, windows=1.0, free_s=1.0, setup_s=10.0, speed=1.0)
-    0.0
+    -8.0
     """
     net = drain_rate(windows, needed)
-    behind_s = max(0.0, setup_s - free_s)
-    left = waiting - behind_s * net / size_s if size_s else 0.0
-    if left <= 0:
-        return 0.0
+    behind_s, gone_s = max(0.0, setup_s - free_s), waiting * size_s / net
+    if behind_s >= gone_s:
+        return gone_s - behind_s
+    left = waiting - behind_s * net / size_s
     wait = waiting * free_s + waiting**2 * size_s / (2 * net)
     copy = waiting * min(free_s, setup_s) + (waiting + left) / 2 * behind_s + left**2 * size_s / (2 * (net + speed))
     return wait - copy
