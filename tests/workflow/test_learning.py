@@ -11,7 +11,7 @@ import pytest
 
 from dovetail import workflow
 from dovetail.core.errors import InputError
-from dovetail.core.events import Arrived, Failed, Finished, Observed, Reject, Settled, Start, Stimulus
+from dovetail.core.events import Arrived, Failed, Finished, Observed, Reject, Settled, Start, Stimulus, WakeAt, Woke
 from dovetail.core.journal import Ended, Reader
 from dovetail.core.loop.replay import replay_journal
 from dovetail.core.rates import HOST, Rate, RateTable, Switch
@@ -231,8 +231,8 @@ def problem(requests: int, gpus: int = 2) -> WorkflowProblem:
     return load(CONFIG, rows_of(requests), gpus=gpus, mode="online")
 
 
-def live_scheduler(gpus: int = 2) -> WorkflowScheduler:
-    return new_scheduler(problem(0, gpus).header("baseline", {}, 0, live=True))
+def live_scheduler(gpus: int = 2, policy: str = "baseline") -> WorkflowScheduler:
+    return new_scheduler(problem(0, gpus).header(policy, {}, 0, live=True))
 
 
 def test_a_gpu_that_should_be_free_by_now_is_not_counted_on() -> None:
@@ -247,6 +247,28 @@ def test_a_gpu_that_should_be_free_by_now_is_not_counted_on() -> None:
     assert scheduler.view.free_at((0,)) == 30.0
     scheduler.handle([Arrived("u", "draw", (6.0, 4.0))], 40.0)
     assert scheduler.view.free_at((0,)) == 60.0  # the longer it has run, the longer it is expected to
+
+
+def test_who_waits_for_a_gpu_that_is_late_does_not_wait_for_ever_beside_a_free_one() -> None:
+    scheduler = live_scheduler(2, "dovetail")
+    for now, event in (
+        (0.0, Arrived("r", "draw", (6.0, 4.0))),
+        (0.0, Arrived("s", "see", (6.0,))),
+        (8.0, Settled("s", "a", (1,))),
+        (10.0, Settled("r", "a", (0,))),
+        (14.0, Finished("s", "a")),
+    ):
+        scheduler.handle([event], now)
+    orders = scheduler.handle([Arrived("t", "draw", (6.0, 4.0))], 15.0)
+    assert orders == [WakeAt(16.0)], "GPU 0 should be free sooner than GPU 1 has the model"
+    wakes = 0
+    while isinstance(order := orders[0], WakeAt):  # and nothing else happens
+        wakes += 1
+        orders = scheduler.handle([Woke()], order.at_s)
+    assert isinstance(order, Start)
+    assert (order.job, order.devices) == ("t", (1,))
+    assert scheduler.view.now < 30.0
+    assert wakes < 5
 
 
 def test_who_joins_a_window_whose_load_is_late_expects_to_wait() -> None:

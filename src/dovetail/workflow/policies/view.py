@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from bisect import bisect_left, insort
 from collections.abc import Collection, Iterable, Mapping, Sequence
+from math import inf
 from typing import Any
 
 from dovetail.core.rates import PREFILL, RateTable
@@ -461,9 +462,14 @@ class View:
         assert self.learning is not None
         now, ahead = self.now, {gpu: load for window, load in self.preparing.items() for gpu in window}
         for gpu, until in enumerate(self.until):
-            if until < now and not self.free[gpu] and gpu not in self.off:
+            if until <= now and not self.free[gpu] and gpu not in self.off:
                 late_s = ahead[gpu].left_s(now, live=True) if gpu in ahead else self.learning.overrun_s(gpu, now)
                 self.until[gpu] = now + late_s
+
+    def next_free_s(self) -> float:
+        """When the first of the busy GPUs should be free."""
+        busy = [until for gpu, until in enumerate(self.until) if not self.free[gpu] and gpu not in self.off]
+        return min(busy, default=inf)
 
     def empty(self, gpus: Collection[int]) -> None:
         """GPUs have lost what they held. What runs there is not told to have ended yet, but nobody joins it."""
