@@ -165,6 +165,56 @@ def test_the_table_that_sacct_prints_without_options_for_parsing(tmp_path: Path)
 
 
 @pytest.mark.parametrize(
+    ("name", "elapsed", "accelerators"),
+    [
+        ("train", "1-00:00:00", 16),
+        ("训练模型", "00:10:00", 2),
+        ("Prüfläufe", "1-00:10:00", 4),
+        ("long", "12-00:00:09", 16),
+    ],
+)
+def test_a_table_whose_columns_are_filled_up_by_bytes(
+    tmp_path: Path, name: str, elapsed: str, accelerators: int
+) -> None:
+    """As C's printf does: a name takes as many columns as it has bytes, and a time is never cut short."""
+    sizes = {"JobID": 12, "JobName": 14, "Submit": 19, "Elapsed": 10, "AllocTRES": 30, "State": 10}
+
+    def line(*cells: str) -> bytes:
+        filled = zip(cells, sizes.values(), strict=True)
+        return b" ".join(cell.encode().rjust(size) for cell, size in filled) + b" \n"
+
+    rows = [(name, elapsed, accelerators), ("next", "00:10:00", 1)]
+    jobs = [
+        line(f"{i}", name, "2024-11-13T08:00:00", elapsed, f"cpu=8,gres/gpu={gpus}", "COMPLETED")
+        for i, (name, elapsed, gpus) in enumerate(rows)
+    ]
+    (tmp_path / "log.txt").write_bytes(line(*sizes) + line(*("-" * size for size in sizes.values())) + b"".join(jobs))
+    found = read_trace(tmp_path / "log.txt", analytic(HERE))
+    took_s = {"1-00:00:00": 86400, "00:10:00": 600, "1-00:10:00": 87000, "12-00:00:09": 12 * 86400 + 9}
+    assert [(job.name, job.width) for job in found] == [(name, accelerators), ("next", 1)]
+    assert [job.duration_s for job in found] == pytest.approx([took_s[elapsed], 600])
+
+
+@pytest.mark.parametrize(
+    ("cells", "wrong"),
+    [
+        ("1234567_100+|01:00:00|gres/gpu=2|gres/gpu=2", "JobID: expected all of it, found '1234567_100\\+', cut short"),
+        (
+            "1|01:00:00|gres/gpu=2|cpu=8,gres/gpu:a10+",
+            "reqtres: expected all of it, found 'cpu=8,gres/gpu:a10\\+', cut",
+        ),
+        ("1|10-03:04:+|gres/gpu=2|gres/gpu=2", "elapsed: expected all of it, found '10-03:04:\\+', cut short"),
+    ],
+)
+def test_what_is_cut_short_is_not_guessed(tmp_path: Path, cells: str, wrong: str) -> None:
+    """A JobID could be a step's, a type that was asked for another one."""
+    job, elapsed, had, asked = cells.split("|")
+    text = f"JobID|Submit|Elapsed|AllocTRES|ReqTRES\n{job}|2024-11-13T08:00:00|{elapsed}|{had}|{asked}\n"
+    with pytest.raises(InputError, match=f"log.txt:2: {wrong}"):
+        _read(tmp_path, text)
+
+
+@pytest.mark.parametrize(
     ("cells", "wrong"),
     [
         ("1|2024-11-13T08:00:00|soon|gres/gpu=1", "2: elapsed: expected seconds or DAYS-HH:MM:SS, found 'soon'"),
@@ -475,6 +525,26 @@ def test_a_ray_job_has_as_many_workers_as_it_has_at_least(tmp_path: Path) -> Non
         job = {"apiVersion": "ray.io/v1", "kind": "RayJob", "metadata": _meta("r", "r1", "10:00:00")}
         found = _read(tmp_path, _listed([job | {"spec": spec, "status": status}]), "k8s.json")
         assert [(each.width, each.duration_s) for each in found] == [(width, 600.0)]
+
+
+@pytest.mark.parametrize(
+    ("counts", "width"),
+    [({"parallelism": 4, "completions": 1}, 2), ({"parallelism": 4, "completions": 100}, 8), ({}, 2)],
+)
+def test_no_more_pods_run_than_have_to_complete(tmp_path: Path, counts: dict[str, int], width: int) -> None:
+    job = _part("job", "10:00:00", "10:10:00", {}) | {"spec": counts | {"template": _pod(2)}}
+    assert [each.width for each in _read(tmp_path, _listed([job]), "k8s.json")] == [width]
+
+
+@pytest.mark.parametrize(("says", "told"), [("FAILED", "Failed 1"), ("STOPPED", "Stopped 1"), ("SUCCEEDED", "")])
+def test_how_a_ray_job_ended_is_told(tmp_path: Path, says: str, told: str) -> None:
+    status = {"startTime": "2026-09-02T10:00:00Z", "endTime": "2026-09-02T10:10:00Z", "jobStatus": says}
+    spec = {"rayClusterSpec": {"headGroupSpec": {"template": _pod(1)}}}
+    job = {"apiVersion": "ray.io/v1", "kind": "RayJob", "metadata": _meta("r", "r1", "10:00:00"), "spec": spec}
+    found = _read(tmp_path, _listed([job | {"status": status}]), "k8s.json")
+    assert [note for note in found.notes if "did not end well" in note] == (
+        [f"the time of jobs counts that did not end well: {told}"] if told else []
+    )
 
 
 @pytest.mark.parametrize(

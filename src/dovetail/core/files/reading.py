@@ -15,7 +15,7 @@ SafeLoader: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 _SafeDumper: Any = getattr(yaml, "CSafeDumper", yaml.SafeDumper)
 _MERGE = "tag:yaml.org,2002:merge"
 _EXPONENT = re.compile(r"[-+]?(?:[0-9]+\.?[0-9]*|\.[0-9]+)[eE][-+]?[0-9]+$")
-_BOM = b"\xef\xbb\xbf"
+BOM = b"\xef\xbb\xbf"
 
 
 def open_bytes(path: Path) -> BinaryIO:
@@ -35,7 +35,7 @@ def open_bytes(path: Path) -> BinaryIO:
 def read_bytes(path: Path, expected: str = "YAML or JSON") -> bytes:
     """What a file holds, without a byte order mark; an empty file is an error."""
     with open_bytes(path) as file:
-        text = file.read().removeprefix(_BOM)
+        text = file.read().removeprefix(BOM)
     if not text.strip():
         raise InputError(f"{path}: is empty; expected {expected}")
     return text

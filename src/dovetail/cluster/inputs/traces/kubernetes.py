@@ -167,6 +167,8 @@ def _record(each: JsonObject, heard: list[tuple[float, str]], parts_s: float | N
     owners = each.dicts("metadata.ownerReferences")
     queue = each.look("status.admission.clusterQueue") or each.look("spec.queueName")
     failed = ended is not None and (ended.get("type") == "Failed" or "Fail" in str(ended.get("reason", "")))
+    ray_says = each.look("status.jobStatus")  # a RayJob has no conditions
+    ended_as = "Failed" if failed or ray_says == "FAILED" else "Stopped" if ray_says == "STOPPED" else ""
     return JobRecord(
         place=each.place,
         look=each.look,
@@ -179,7 +181,7 @@ def _record(each: JsonObject, heard: list[tuple[float, str]], parts_s: float | N
         ran_on=flavor,
         wants=wants,
         share=share,
-        ended="Failed" if failed else "",
+        ended=ended_as,
     )
 
 
@@ -236,14 +238,19 @@ def _requests(node: Any, times: int) -> Iterator[tuple[str, Any, int]]:
     elif isinstance(node, dict):
         least = "minReplicas" if "replicas" not in node else ""  # of workers of a RayJob that grow as they like
         for key in ("replicas", least, "parallelism", "count", "numNodes", "numOfHosts"):
-            if isinstance(count := node.get(key), int) and not isinstance(count, bool):
-                times *= count
+            if (count := _count(node.get(key))) is not None:
+                done = _count(node.get("completions")) if key == "parallelism" else None
+                times *= count if done is None else min(count, done)  # no pod begins beyond those that are wanted
         if isinstance(node.get("containers"), list):
             yield from ((key, value, times) for key, value in _of_a_pod(node))
             return
         yield from ((key, value, times) for key, value in _asked(node.get("resourcesPerNode")).items())  # of a TrainJob
         for value in node.values():
             yield from _requests(value, times)
+
+
+def _count(value: Any) -> int | None:
+    return value if isinstance(value, int) and not isinstance(value, bool) else None
 
 
 def _of_a_pod(spec: dict[str, Any]) -> Iterator[tuple[str, Any]]:

@@ -18,7 +18,7 @@ from dovetail.cluster.inputs.traces.format import TraceFormat, TraceReading
 from dovetail.cluster.inputs.traces.records import JobRecord, jobs_of, seconds_of
 from dovetail.cluster.inputs.workload import Job
 from dovetail.core.errors import InputError
-from dovetail.core.files.reading import open_bytes
+from dovetail.core.files.reading import BOM, open_bytes
 
 ASK = "sacct -a -X -P -o JobID,JobName,Account,State,Submit,Start,End,Elapsed,AllocTRES,ReqTRES"
 _GPU = re.compile(r"(?:gres/|gres:|PER_NODE:)?gpu(?::([^:=,()]+))??(?:[:=](\d+))?(?:\([^)]*\))?")
@@ -55,6 +55,8 @@ def _record(row: CsvRow) -> JobRecord | str:
         raise row.error("JobID", "expected a job, found nothing")
     if "." in job:
         return "steps of jobs"
+    if job.endswith("+"):
+        raise _cut_short(row, "JobID", job)
     state = row.text("state", "").split()[0].rstrip("+") if "state" in row else ""
     ran_s = _ran_s(row)
     if state in _OPEN and not (state == "RESIZING" and _time_s(row, "end") is not None):  # its rest is another row
@@ -97,6 +99,8 @@ def _ran_s(row: CsvRow) -> float | None:
     for column in ("elapsedraw", "elapsed"):
         text = row.text(column, "")
         if text.lower() not in _NOTHING:
+            if text.endswith("+"):
+                raise _cut_short(row, column, text)
             found = seconds_of(text)
             if found is None:
                 raise row.error(column, f"expected seconds or DAYS-HH:MM:SS, found {text!r}")
@@ -142,12 +146,16 @@ def _gpus(row: CsvRow) -> _Gpus:
         if text.lower() in _NOTHING:
             continue
         if text.endswith("+"):
-            raise row.error(column, f"expected all of it, found {text!r}, cut short (-P, or -o {column}%120)")
+            raise _cut_short(row, column, text)
         if odd := next((part for part in _parts(text) if _LIKE_GPU.match(part) and not _GPU.fullmatch(part)), None):
             raise row.error(column, f"expected accelerators as gres/gpu:a100=4, found {odd!r}")
         return _parsed(text, _nodes(row) if column.endswith("gres") else 1)
     known = [column for column in _ACCELERATORS if column in row.columns]
     return _Gpus(number=0 if known else None)
+
+
+def _cut_short(row: CsvRow, column: str, found: str) -> InputError:
+    return row.error(column, f"expected all of it, found {found!r}, cut short (-P, or -o {column}%120)")
 
 
 def _parts(text: str) -> list[str]:
@@ -180,7 +188,9 @@ def _parsed(text: str, nodes: int) -> _Gpus:
 
 def _wanted(row: CsvRow) -> tuple[str, ...]:
     asked = row.text("reqtres", "")
-    found = _parsed(asked, 1) if asked else _Gpus()
+    if asked.endswith("+"):
+        raise _cut_short(row, "reqtres", asked)
+    found = _parsed(asked, 1)
     return (found.type,) if found.type else ()
 
 
@@ -197,11 +207,12 @@ def _lines(path: Source, told: bool) -> Iterator[CsvRow | InputError]:
     spans: list[tuple[int, int]] = []
     with open_bytes(path) as file:
         for number, raw in enumerate(file, start=1):
-            line = raw.decode("utf-8-sig", errors="replace").rstrip("\r\n")
+            raw = raw.removeprefix(BOM).rstrip(b"\r\n")
+            line = raw.decode(errors="replace")
             if not line.strip():
                 continue
             if row is None:
-                between, header = _between(line), line
+                between, header = _between(line), raw
                 row = CsvRow(path, [name.strip().lower() for name in _split(line, between)])
                 row.line = number
                 if between:
@@ -211,12 +222,11 @@ def _lines(path: Source, told: bool) -> Iterator[CsvRow | InputError]:
                 spans = [match.span() for match in re.finditer(r"-+", line)]
                 if not spans or set(line.strip()) - {"-", " "}:
                     raise InputError(f"{path}:{number}: expected a line of dashes under the names, found {line[:60]!r}")
-                row.columns = [header[a:b].strip().lower() for a, b in spans]
-                row = CsvRow(path, row.columns)
+                row = CsvRow(path, [name.lower() for name in _cut(header, spans)])
                 _check(row, told)
                 continue
             row.line = number
-            cells = [line[a:b] for a, b in spans] if spans else _split(line, between)
+            cells = _cut(raw, spans) if spans else _split(line, between)
             more = len(cells) - len(row.columns)
             free = [at for at, name in enumerate(row.columns) if name in _FREE_TEXT]
             if more > 0 and len(free) == 1 and between != ",":  # a name may have a bar in it
@@ -244,6 +254,22 @@ def _split(line: str, between: str) -> list[str]:
     if between in ("", "|"):
         return line.split("|")
     return next(csv.reader([line], delimiter=between), [])
+
+
+def _cut(line: bytes, spans: list[tuple[int, int]]) -> list[str]:
+    """The cells of a line of a table. `sacct` fills columns up by bytes, of which a letter may have several; a time
+    that is too long for its column moves what is behind it.
+
+    >>> _cut("  Müller 10-00:00:05  2".encode(), [(0, 9), (10, 20), (21, 23)])
+    ['Müller', '10-00:00:05', '2']
+    """
+    cells, by = [], 0
+    for start, end in spans:
+        blank = line.find(b" ", end + by - 1)
+        to = len(line) if blank < 0 else blank
+        cells.append(line[start + by : to].decode(errors="replace").strip())
+        by = max(to - end, by)
+    return cells
 
 
 def _check(row: CsvRow, told: bool) -> None:
