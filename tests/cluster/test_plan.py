@@ -347,3 +347,60 @@ def test_what_a_deadline_is_missed_by_can_be_seen(by_s: float) -> None:
     (sentence,) = late_sentences([late])
     due, took = re.findall(r"(?:after|took) ([\d,.]+) s", sentence)
     assert due != took
+
+
+def test_an_elastic_policy_needs_one_accelerator_for_a_wide_job() -> None:
+    rows = [{"arrival_s": 0, "model": "A", "width": 2, "steps": 4_000}]
+    jobs = cluster.load(cluster={"fast": 2, "slow": 2}, trace=rows, throughputs=RATES)
+    found = cluster.plan(jobs, "elastic_throughput", p95=2_000, minimise="accelerators")
+    assert found.plan is not None
+    assert (found.plan.counts, found.least) == ({"fast": 1, "slow": 0}, 1.0)
+
+
+def test_by_the_older_rules_it_does_not_matter_where_accelerators_are() -> None:
+    """A wide job over servers with one accelerator each runs as in one server: no bound may say otherwise."""
+    rates = [*RATES[:-1], RATES[-1] | {"spread": 1.0}]
+    rows = [{"arrival_s": 0, "model": "A", "width": 2, "steps": 7_000}]
+    jobs = cluster.load(cluster={"fast": 2}, trace=rows, throughputs=rates)
+    found = cluster.plan(jobs, "fifo_perf", makespan=2_000, minimise="accelerators", compat="gavel")
+    assert found.plan is not None
+    assert found.plan.counts == {"fast": 2}
+
+
+@pytest.mark.parametrize("how", [{}, {"ideal": True}, {"compat": "gavel"}])
+def test_a_plan_on_which_a_job_can_never_run_fails(how: dict[str, Any]) -> None:
+    rows = [{"arrival_s": 0, "model": "A", "width": width, "steps": 400} for width in (1, 1, 1, 2)]
+    jobs = cluster.load(cluster={"fast": 2, "slow": 2}, trace=rows, throughputs=RATES)
+    found = cluster.plan(jobs, "max_min_fairness_perf", percentile={50: 4_000}, minimise="accelerators", **how)
+    assert found.plan is not None
+    assert found.plan.counts == {"fast": 2, "slow": 0}
+    (less,) = found.smaller
+    assert (less.keeps, less.why, less.figures["p50"], less.cost) == (False, "some jobs can never run", np.inf, np.inf)
+
+
+def test_a_plan_whose_servers_fail_too_often_fails_and_others_do_not() -> None:
+    rows = [{"arrival_s": 0, "model": "B", "steps": 7_200}]
+    spot = {"type": "fast", "count": 1, "price_per_hour": 0.1, "paid": "held", "failure_s": 9.0, "repair_s": 1.0}
+    offers = {"types": {"fast": {"count": 1, "price_per_hour": 2.0}, "spot": spot}}
+    jobs = cluster.load(cluster=offers, trace=rows, throughputs=RATES)
+    found = cluster.plan(jobs, "fifo_perf", p95=4_000)
+    assert found.plan is not None
+    assert found.plan.counts == {"fast": 1, "spot": 0}
+    assert "servers failed 100,001 times" in next(each.why for each in found.tried if not each.counts["fast"])
+
+
+def test_prices_of_what_a_plan_leaves_out_change_nothing_in_it() -> None:
+    """As for who then simulates the plan's own file."""
+    rows = [{"arrival_s": 100.0 * i, "model": model, "steps": 2_000} for i, model in enumerate("ABA")]
+    prices = [
+        {"time_s": 0, "type": "fast", "price": 3.0},
+        {"time_s": 0, "type": "slow", "price": 1.0},
+        {"time_s": 1_000, "type": "slow", "price": 2.0},
+    ]
+    both = cluster.load(cluster={"fast": 1, "slow": 1}, trace=rows, throughputs=RATES, prices=prices)
+    found = cluster.plan(both, "min_total_duration", mean=1e6, minimise="accelerators")
+    alone = cluster.load(cluster={"fast": 1}, trace=rows, throughputs=RATES, prices=prices)
+    run = cluster.simulate(alone, "min_total_duration", journal=False)
+    tried = next(each for each in found.tried if each.counts == {"fast": 1, "slow": 0})
+    assert tried.figures["mean"] == pytest.approx(run.metrics["avg_jct_s"])
+    assert tried.cost == pytest.approx(3.0 * run.metrics["makespan_s"] / 3600)

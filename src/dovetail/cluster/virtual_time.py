@@ -11,10 +11,9 @@ from dovetail.cluster.inputs.setup import ClusterSetup
 from dovetail.cluster.policies.base import Policy
 from dovetail.cluster.rounding import records
 from dovetail.cluster.rounding.mechanism import Mechanism
-from dovetail.cluster.rounding.stimuli import Stimuli
+from dovetail.cluster.rounding.stimuli import NeverDoneError, Stimuli
 from dovetail.cluster.rounds import Rounds
 from dovetail.cluster.rules import RoundRules
-from dovetail.core.errors import InputError
 from dovetail.core.events import Rows
 from dovetail.core.journal import Observer
 
@@ -93,7 +92,7 @@ class RoundsInVirtualTime(VirtualTime):
         self.tell(rounds.handle([*stimuli.prices(self.now), *stimuli.arrivals(self.now)], self.now))
         began_s, idle = self.now, rounds.idle
         if idle and stimuli.arrival_s == inf and not stimuli.awaits_repair:
-            raise InputError(f"job {rounds.jobs.id[0]} can never run on this cluster under this policy")
+            raise NeverDoneError(f"job {rounds.jobs.id[0]} can never run on this cluster under this policy")
         while not stimuli.complete and self._inside():
             pass
         if rounds.busy and not stimuli.complete:

@@ -16,9 +16,9 @@ from dovetail.cluster.inputs.setup import ClusterSetup
 from dovetail.cluster.policies.base import Floats, Ints, Policy
 from dovetail.cluster.rounding import records
 from dovetail.cluster.rounding.mechanism import Mechanism
+from dovetail.cluster.rounding.stimuli import NeverDoneError
 from dovetail.cluster.rules import RoundRules
 from dovetail.cluster.virtual_time import VirtualTime
-from dovetail.core.errors import InputError
 from dovetail.core.events import Rows
 
 
@@ -72,7 +72,7 @@ class GavelSimulation(VirtualTime):
         elif stimuli.arrival_s < inf:
             self.now = max(self.now, stimuli.arrival_s)
         elif not mechanism.outdated:
-            raise InputError(f"job {mechanism.jobs.id[0]} can never run on this cluster")
+            raise NeverDoneError(f"job {mechanism.jobs.id[0]} can never run on this cluster")
         else:
             mechanism.hurry()  # nothing runs and nothing comes: only new shares can help
         prices, arrived = stimuli.prices(self.now), stimuli.arrivals(self.now)

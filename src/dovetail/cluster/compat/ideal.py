@@ -17,9 +17,10 @@ from dovetail.cluster.rounding import records
 from dovetail.cluster.rounding.admission import admit
 from dovetail.cluster.rounding.envy import envy
 from dovetail.cluster.rounding.mechanism import Mechanism
+from dovetail.cluster.rounding.stimuli import NeverDoneError
 from dovetail.cluster.rules import RoundRules
 from dovetail.cluster.virtual_time import VirtualTime
-from dovetail.core.errors import DovetailError, InputError
+from dovetail.core.errors import DovetailError
 from dovetail.core.events import Rows
 
 _MORE = 1 + 1e-6  # shares are rounded
@@ -82,7 +83,7 @@ class IdealSimulation(VirtualTime):
         ends = self.now + np.divide(jobs.steps_left, speed, out=np.full(len(jobs), inf), where=speed > 0)
         until = min(float(ends.min()), self.stimuli.arrival_s, self.stimuli.price_until)
         if until == inf:
-            raise InputError(f"job {jobs.id[0]} can never run on this cluster under this policy")
+            raise NeverDoneError(f"job {jobs.id[0]} can never run on this cluster under this policy")
         passed = until - self.now
         done = ends <= until + _INSTANT * (1 + until)
         jobs.steps_left[:] = np.where(done, 0.0, np.maximum(jobs.steps_left - passed * speed, 0.0))

@@ -68,7 +68,7 @@ class Prices:
     def of_types(self, at: Sequence[int]) -> Prices:
         """Those of some types, by their places."""
         types = tuple(self.types[i] for i in at)
-        return Prices(types, self.times_s, self.values[:, list(at)], tuple(n for n in self.missing if n in types))
+        return _changes(types, self.times_s, self.values[:, list(at)], tuple(n for n in self.missing if n in types))
 
     def next_change(self, now_s: float) -> float:
         """When a price changes next, after this time; inf if never."""
@@ -217,5 +217,10 @@ def _prices(types: Sequence[str], steps: Mapping[str, _Steps]) -> Prices:
     for t, name in enumerate(types):
         if name in steps:
             values[:, t] = [_at(steps[name], at) for at in times]
-    kept = [0, *(i for i in range(1, len(times)) if (values[i] != values[i - 1]).any())]
-    return Prices(tuple(types), tuple(times[i] for i in kept), values[kept], missing)
+    return _changes(tuple(types), times, values, missing)
+
+
+def _changes(types: tuple[str, ...], times_s: Sequence[float], values: Floats, missing: tuple[str, ...]) -> Prices:
+    """Prices at the times at which any of them changes."""
+    kept = [0, *(i for i in range(1, len(times_s)) if (values[i] != values[i - 1]).any())]
+    return Prices(types, tuple(times_s[i] for i in kept), values[kept], missing)

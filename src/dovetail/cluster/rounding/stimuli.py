@@ -19,6 +19,10 @@ from dovetail.core.events import Rows
 _MOST_FAILURES, _LONGEST_IDLE_S = 100_000, 10 * 365 * 86_400.0  # while nobody comes or gets done
 
 
+class NeverDoneError(InputError):
+    """Jobs that will never be done on this cluster, under this policy: there is no use in going on."""
+
+
 class Stimuli:
     """The stimuli of a setup as rows, and which jobs are still to be measured."""
 
@@ -148,7 +152,7 @@ class Stimuli:
         self._failures += busy and any(rows.of == "failed" for rows in found)
         if self._failures > _MOST_FAILURES or (self._failures and self.idle_s > _LONGEST_IDLE_S):
             waited = f", and none ran for {self.idle_s:,.0f} s" if self.idle_s else ""
-            raise InputError(
+            raise NeverDoneError(
                 f"cluster: servers failed {self._failures:,} times while no job came or got done{waited}: jobs never "
                 "run long enough to keep what they did (failure_s, repair_s)"
             )

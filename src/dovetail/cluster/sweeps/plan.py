@@ -26,6 +26,7 @@ from dovetail.cluster.inputs.prices import Prices
 from dovetail.cluster.inputs.scenario import LoadedScenario
 from dovetail.cluster.inputs.setup import ClusterSetup, begins_s
 from dovetail.cluster.policies.base import Ints
+from dovetail.cluster.rounding.stimuli import NeverDoneError
 from dovetail.cluster.rules import ClusterOptions
 from dovetail.cluster.simulate import run
 from dovetail.cluster.sweeps.late_jobs import LateJob, late_jobs, late_sentences
@@ -130,7 +131,12 @@ class PlanSearch:
         held = [paid == "held" for paid in spec.paid]
         self._held = held
         self.bounds = PlanBounds(
-            self.plans, [each.setup for each in loaded], loaded[0].policy(policy, options), targets, held
+            self.plans,
+            [each.setup for each in loaded],
+            loaded[0].policy(policy, options),
+            targets,
+            held,
+            anywhere=how.compat,
         )
         self._size = self.plans.sum(axis=1)
         self.lower = self.bounds.cost if minimise == "cost" else self._size.astype(float)
@@ -196,6 +202,8 @@ class PlanSearch:
                 return self._plan(
                     at, dict.fromkeys(self._targets, inf), inf, False, why=f"its queue only grows: {stopped}"
                 )
+            except NeverDoneError as error:
+                return self._plan(at, dict.fromkeys(self._targets, inf), inf, False, why=str(error))
             if outcome.figures.rejected:
                 return self._plan(at, dict.fromkeys(self._targets, inf), inf, False, why="some jobs can never run")
             missed.append(_missed(setup, outcome.completion_s) if "deadlines" in self._targets else {})

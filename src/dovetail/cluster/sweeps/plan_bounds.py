@@ -38,10 +38,11 @@ def figure(target: str, jct_s: Floats, arrival_s: Floats, due_s: Floats) -> floa
 class MeasuredJobs:
     """The jobs of one seed that count: what they need of every type, and what they may take.
 
-    Arrivals are counted from the first of all jobs.
+    Arrivals are counted from the first of all jobs. With `anywhere` it does not matter in which servers accelerators
+    are, as by the older rules.
     """
 
-    def __init__(self, setup: ClusterSetup, policy: Policy) -> None:
+    def __init__(self, setup: ClusterSetup, policy: Policy, *, anywhere: bool = False) -> None:
         index, first_last = setup.throughputs.index(), setup.window
         jobs = setup.jobs if isinstance(setup.jobs, list) else []
         jobs = jobs if first_last is None else jobs[first_last[0] : first_last[1]]
@@ -59,7 +60,8 @@ class MeasuredJobs:
         if setup.adaptive is not None:
             self.job, self.alone_s = self._epochs(setup, setup.adaptive, jobs)
             return
-        rates = np.maximum(setup.rates(), setup.throughputs.spread) * (setup.rates() > 0)
+        alone = setup.throughputs.alone if anywhere else setup.rates()
+        rates = np.maximum(alone, setup.throughputs.spread) * (alone > 0)
         if policy.packs and setup.throughputs.pairs is not None:
             rates = np.maximum(rates, setup.throughputs.pairs.max(axis=1))
         if self.elastic:
@@ -149,11 +151,13 @@ class PlanBounds:
         policy: Policy,
         targets: Mapping[str, float],
         held: Sequence[bool],
+        *,
+        anywhere: bool = False,
     ) -> None:
-        self.jobs = [MeasuredJobs(setup, policy) for setup in setups]
+        self.jobs = [MeasuredJobs(setup, policy, anywhere=anywhere) for setup in setups]
         self._targets = targets
         known = all(jobs.known for jobs in self.jobs)
-        widths = np.unique(np.concatenate([jobs.width for jobs in self.jobs])) if known else np.array([1])
+        widths = np.unique(np.concatenate([[1], *(jobs.width for jobs in self.jobs)]))  # an elastic job may have one
         shapes = (plans[:, :, None] >= widths).sum(axis=2)  # what a plan can run depends on these alone
         same, which = np.unique(shapes, axis=0, return_inverse=True)
         which = which.reshape(-1)
@@ -165,8 +169,12 @@ class PlanBounds:
         weights = [np.ones(plans.shape[1]), self._speeds()]
         for shape in range(len(same)):
             at = np.flatnonzero(which == shape)
-            self._judge(plans, at, weights)
-            self.cost[at] = self._least_cost(plans, at, setups, held)
+            best_s = [jobs.best_s(plans[at[0]]) for jobs in self.jobs]
+            if not all(np.isfinite(each).all() for each in best_s):  # some jobs can never run
+                self.figures[at], self.cost[at], self.ruled_out[at] = inf, inf, True
+                continue
+            self._judge(plans, at, best_s, weights)
+            self.cost[at] = self._least_cost(plans, at, best_s, setups, held)
 
     def _speeds(self) -> Floats:
         """How fast types are beside each other, for the work at hand."""
@@ -178,10 +186,12 @@ class PlanBounds:
         speeds: Floats = total.min() / total
         return speeds
 
-    def _judge(self, plans: Ints, at: Ints, weights: Sequence[Floats]) -> None:
+    def _judge(self, plans: Ints, at: Ints, best_s: Sequence[Floats], weights: Sequence[Floats]) -> None:
         counts = plans[at[0]]
         for k, (target, limit) in enumerate(self._targets.items()):
-            alone = [figure(target, jobs.best_s(counts), jobs.arrival_s, jobs.due_s) for jobs in self.jobs]
+            alone = [
+                figure(target, each, jobs.arrival_s, jobs.due_s) for each, jobs in zip(best_s, self.jobs, strict=True)
+            ]
             self.figures[at, k] = sum(alone) / len(alone)
             if self.figures[at[0], k] > limit * ALMOST:
                 self.ruled_out[at] = True
@@ -191,15 +201,22 @@ class PlanBounds:
                 short = plans[at] @ weight < needed * (1 - 1e-9)
                 self.ruled_out[at[short]] = True
 
-    def _least_cost(self, plans: Ints, at: Ints, setups: Sequence[ClusterSetup], held: Sequence[bool]) -> Floats:
+    def _least_cost(
+        self,
+        plans: Ints,
+        at: Ints,
+        best_s: Sequence[Floats],
+        setups: Sequence[ClusterSetup],
+        held: Sequence[bool],
+    ) -> Floats:
         """What is paid at least: all the time for some, for others as long as the cheapest way takes."""
         counts, on_demand = plans[at[0]], np.array(held)
         found = np.zeros(len(at))
-        for jobs, setup in zip(self.jobs, setups, strict=True):
+        for jobs, each, setup in zip(self.jobs, best_s, setups, strict=True):
             prices = setup.prices
             assert isinstance(prices, Prices)
-            last_s = figure("makespan", jobs.best_s(counts), jobs.arrival_s, jobs.due_s)
-            before, until = (prices.paid_until(jobs.begins_s + of_s) for of_s in (0.0, min(last_s, 1e12)))
+            last_s = figure("makespan", each, jobs.arrival_s, jobs.due_s)
+            before, until = (prices.paid_until(jobs.begins_s + of_s) for of_s in (0.0, last_s))
             always = (until - before) * ~on_demand
             lowest = prices.values.min(axis=0)
             beside = self._spent(jobs, counts, np.where(on_demand, lowest, 0.0))
@@ -211,7 +228,5 @@ class PlanBounds:
     @staticmethod
     def _spent(jobs: MeasuredJobs, counts: Ints, prices: Floats) -> float:
         """What the jobs cost at least at these prices, each where it is cheapest."""
-        each = jobs.least(counts, prices)
-        width = 1 if jobs.elastic else jobs.width
-        total = float(np.where(np.isfinite(each), each * width, 0.0).sum())
+        total = float((jobs.least(counts, prices) * (1 if jobs.elastic else jobs.width)).sum())
         return total / 3600 * (0.5 if jobs.shares else 1.0)
