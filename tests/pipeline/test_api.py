@@ -79,6 +79,7 @@ def test_what_cannot_be_loaded_is_told(change: dict[str, Any], message: str) -> 
         ({"latency_cap_s": "1"}, "latency_cap_s: expected float | null, found str"),
         ({"max_stages": 1.5}, "max_stages: expected int | null, found float"),
         ({"replicas": 0}, "replicas: expected a positive number, found 0"),
+        ({"data_mbps": float("inf")}, "--data-mbps: expected at most 1e+15, found inf"),
         ({"link_bits": (64,)}, "--link-bits: expected 2 to 16, or 32 for values as they are; found [64]"),
         ({"link_bits": (32, 24)}, "found [32, 24]"),
         ({"link_bits": (1,)}, "found [1]"),

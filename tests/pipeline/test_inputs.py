@@ -103,6 +103,13 @@ WRONG: dict[str, tuple[dict[str, Any], dict[str, Any], str]] = {
         "a.model_profiles.m.0.busy: expected a part from 0 to 1, found -1",
     ),
     "host twice": ({"devices": {"a": ["x", "x"]}}, {}, "host 'x' is listed twice (before under a)"),
+    "host like a link": ({"devices": {"a": ["x", "x to y"]}}, {}, "expected a host's name, found 'x to y'"),
+    "host like a group": (
+        {"devices": {"a": ["x + y"]}},
+        {},
+        "devices.yml:2: a.0: expected a host's name, found 'x + y'",
+    ),
+    "host like the data host": ({"devices": {"a": ["data host"]}}, {}, "expected a host's name, found 'data host'"),
     "dtype": ({}, {"dtype": "torch.int64"}, "unsupported dtype 'torch.int64'"),
     "batch": ({}, {"batch_size": 0}, "batch size: expected 1 or more"),
     "empty": ({"models": ""}, {}, "models.yml: is empty"),
@@ -146,6 +153,14 @@ def test_a_link_to_nowhere_is_named(tmp_path: Path) -> None:
 def test_what_is_wrong_with_links_is_named(tmp_path: Path, links: dict[str, Any], message: str) -> None:
     with pytest.raises(InputError, match=message):
         read(tmp_path, links=links)
+
+
+def test_a_name_of_a_host_and_of_a_type_tells_no_link(tmp_path: Path) -> None:
+    links = {"links": [{"from": "a", "to": "b", "bw_Mbps": 5}]}
+    with pytest.raises(InputError, match=r"links\.0\.from: 'a' is a host and a type; give one of them another name"):
+        read(tmp_path, {"devices": {"a": ["a", "x"], "b": ["y"]}}, links=links)
+    alone = read(tmp_path, {"devices": {"a": ["a"], "b": ["y"]}}, links=links)  # who is all of a type
+    assert alone.link_mbps == [[100, 5], [5, 10]]
 
 
 def test_one_way_links_and_links_within_a_type_are_no_repetition(tmp_path: Path) -> None:

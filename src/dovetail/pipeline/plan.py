@@ -16,7 +16,7 @@ from dovetail.core.files.document import Document, Source, as_path, checked
 from dovetail.core.files.output import atomic_write
 from dovetail.core.files.reading import yaml_text
 from dovetail.core.rates import Rate, RateTable
-from dovetail.pipeline.inputs.problem import Pipeline, check_number, check_problem
+from dovetail.pipeline.inputs.problem import LARGEST, Pipeline, check_number, check_problem
 
 if TYPE_CHECKING:
     from dovetail.core.results.comparison import Comparison
@@ -55,6 +55,8 @@ class Constraints(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
             value = getattr(self, name)
             if value is not None and not value > 0:
                 yield name, f"expected a positive number, found {value}"
+        if self.data_mbps is not None and self.data_mbps > LARGEST:
+            yield "data_mbps", f"expected at most {LARGEST:g}, found {self.data_mbps:g}"
         if not self.link_bits or any(bits not in LINK_WIDTHS for bits in self.link_bits):
             yield "link_bits", f"expected 2 to 16, or 32 for values as they are; found {list(self.link_bits)}"
 

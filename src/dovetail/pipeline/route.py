@@ -11,9 +11,9 @@ from msgspec import Struct
 from dovetail.core.resources import Device, DeviceType, Pool
 from dovetail.core.tasks import Task, TaskGraph
 from dovetail.pipeline.bounds import makespan_s
+from dovetail.pipeline.inputs.problem import DATA_HOST as DATA_HOST
 from dovetail.pipeline.plan import Plan, Stage
 
-DATA_HOST = "data host"
 LINK = "link"
 
 

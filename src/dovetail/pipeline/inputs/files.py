@@ -16,6 +16,7 @@ from dovetail.pipeline.inputs.problem import (
     DeviceClass,
     Pipeline,
     TiedWeights,
+    check_host,
     check_names,
     check_number,
     check_tied,
@@ -251,6 +252,7 @@ def _read_hosts(devices: Source, types: dict[str, Any], warnings: list[str]) -> 
         for i, host in enumerate(hosts[name]):
             if not host:
                 raise doc.error((name, i), "expected the name of a host, found an empty one")
+            check_host(doc, (name, i), host, joined=False)
             if host in seen:
                 raise doc.error((name, i), f"host {host!r} is listed twice (before under {seen[host]})")
             seen[host] = name

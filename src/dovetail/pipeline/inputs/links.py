@@ -22,6 +22,11 @@ class LinkEntry(Struct, forbid_unknown_fields=True):
     latency_s: float = 0.0
     one_way: bool = False
 
+    @property
+    def ways(self) -> list[tuple[str, str]]:
+        """From whom to whom it leads."""
+        return [(self.source, self.target), *([] if self.one_way else [(self.target, self.source)])]
+
 
 class _Links(Struct, forbid_unknown_fields=True):
     links: list[LinkEntry] = field(default_factory=list)
@@ -72,27 +77,9 @@ def _with_neighbours(pipeline: Pipeline, doc: Document) -> Pipeline:
 def _with_links(pipeline: Pipeline, doc: Document, unused: Collection[str]) -> Pipeline:
     """Split classes where links tell their hosts apart, and fill the tables of bandwidth and latency."""
     file = doc.convert(doc.data, _Links)
-    types = {c.type for c in pipeline.classes}
-    known = {host: c for c in pipeline.classes for host in c.hosts}
-    named = set()
-    ways: set[tuple[str, str]] = set()
-    check_number(doc, ("latency_s",), file.latency_s)
-    for i, link in enumerate(file.links):
-        for key, end in (("from", link.source), ("to", link.target)):
-            if end not in types and end not in known and end not in unused:
-                raise doc.error(
-                    ("links", i, key), f"{end!r} is not a host or type{did_you_mean(end, [*types, *known])}"
-                )
-            if end in known:
-                named.add(end)
-        check_number(doc, ("links", i, "latency_s"), link.latency_s)
-        check_number(doc, ("links", i, "bw_Mbps"), link.bw_Mbps or 0.0)
-        if link.source == link.target and link.source in known:
-            raise doc.error(("links", i), f"{link.source} has no link to itself")
-        for way in {(link.source, link.target), *([] if link.one_way else [(link.target, link.source)])}:
-            if way in ways:
-                raise doc.error(("links", i), f"the link from {way[0]} to {way[1]} is given twice")
-            ways.add(way)
+    known = {host for c in pipeline.classes for host in c.hosts}
+    _check_links(doc, file, pipeline, unused)
+    named = known & {end for link in file.links for end in (link.source, link.target)}
     groups: list[tuple[int, DeviceClass]] = []
     for k, c in enumerate(pipeline.classes):
         rest = [host for host in c.hosts if host not in named]
@@ -104,10 +91,34 @@ def _with_links(pipeline: Pipeline, doc: Document, unused: Collection[str]) -> P
     mbps = [[min(a.bw_mbps, b.bw_mbps) for b in split] for a in split]
     seconds = [[file.latency_s] * count for _ in split]
     for link in sorted(file.links, key=lambda x: (x.source in known) + (x.target in known)):  # hosts override types
-        for a, b in [(link.source, link.target)] + ([] if link.one_way else [(link.target, link.source)]):
+        for a, b in link.ways:
             for i, u in enumerate(split):
                 for j, v in enumerate(split):
                     if a in (u.name, u.type) and b in (v.name, v.type):
                         mbps[i][j] = link.bw_Mbps if link.bw_Mbps is not None else mbps[i][j]
                         seconds[i][j] = link.latency_s
     return merged(replace(pipeline, link_mbps=mbps, link_s=seconds))
+
+
+def _check_links(doc: Document, file: _Links, pipeline: Pipeline, unused: Collection[str]) -> None:
+    """Every link is between hosts or types that there are, and is given once."""
+    types = {c.type for c in pipeline.classes}
+    known = {host for c in pipeline.classes for host in c.hosts}
+    several = {c.type for c in pipeline.classes if c.hosts != [c.type]}
+    seen: set[tuple[str, str]] = set()
+    check_number(doc, ("latency_s",), file.latency_s)
+    for i, link in enumerate(file.links):
+        for key, end in (("from", link.source), ("to", link.target)):
+            at = ("links", i, key)
+            if end not in types and end not in known and end not in unused:
+                raise doc.error(at, f"{end!r} is not a host or type{did_you_mean(end, [*types, *known])}")
+            if end in known and end in several:
+                raise doc.error(at, f"{end!r} is a host and a type; give one of them another name")
+        check_number(doc, ("links", i, "latency_s"), link.latency_s)
+        check_number(doc, ("links", i, "bw_Mbps"), link.bw_Mbps or 0.0)
+        if link.source == link.target and link.source in known:
+            raise doc.error(("links", i), f"{link.source} has no link to itself")
+        for way in dict.fromkeys(link.ways):
+            if way in seen:
+                raise doc.error(("links", i), f"the link from {way[0]} to {way[1]} is given twice")
+            seen.add(way)

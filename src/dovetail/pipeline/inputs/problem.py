@@ -15,6 +15,7 @@ from dovetail.core.files.plain import plain
 
 T = TypeVar("T")
 
+DATA_HOST = "data host"  # which sends the input and takes the output
 LARGEST = 1e15  # of seconds, MiB, Mbit/s and values: sums and products of them stay finite
 DTYPE_BYTES = {"torch.float32": 4, "torch.float16": 2, "torch.bfloat16": 2, "torch.float64": 8, "torch.int8": 1}
 MIB = 1024 * 1024
@@ -81,6 +82,12 @@ def check_names(doc: Document, names: Iterable[Any]) -> None:
             raise doc.error((name,), f"expected a name, found {name!r}; write it in quotes")
 
 
+def check_host(doc: Document, keys: Sequence[Key], host: str, joined: bool = True) -> None:
+    """A link is called by the hosts at its ends, and hosts that are `joined` by them all."""
+    if host == DATA_HOST or " to " in host or (not joined and " + " in host):
+        raise doc.error(keys, f"expected a host's name, found {host!r}, which is what a link or a group is called")
+
+
 def check_tied(doc: Document, keys: Sequence[Key], tied: Sequence[TiedWeights], mem_mib: Sequence[float]) -> None:
     """Tied weights belong to several layers, and each of them holds them."""
     for i, group in enumerate(tied):
@@ -118,6 +125,7 @@ def check_problem(doc: Document, p: Pipeline, at: Sequence[Key] = ()) -> None:
         for i, host in enumerate(c.hosts):
             if not host or host in seen:
                 raise doc.error((*at, "classes", k, "hosts", i), f"expected a host of its own, found {host!r}")
+            check_host(doc, (*at, "classes", k, "hosts", i), host)
             seen.add(host)
     for name, table in (("link_mbps", p.link_mbps), ("link_s", p.link_s)):
         if table is not None and len(table) != len(p.classes):
