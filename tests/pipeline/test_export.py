@@ -219,6 +219,17 @@ def test_the_script_for_torch_gives_what_the_model_gives(tmp_path: Path) -> None
     assert torch.equal(found, torch.cat(alone))
 
 
+@pytest.mark.parametrize(("model", "read"), [("net.py:net", "net.py"), ("hf:llama/", "llama")])
+def test_the_script_for_torch_runs_in_any_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, model: str, read: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    text = export(staged([(1, 3), (4, 5)]), to="torch", model=model, weights="weights").text
+    (spec,) = (line for line in text.splitlines() if line.startswith("MODEL = "))
+    assert str(tmp_path / read) in spec
+    assert f"weights={str(tmp_path / 'weights')!r}" in spec
+
+
 @pytest.mark.parametrize(
     ("out", "given"),
     [

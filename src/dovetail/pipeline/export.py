@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, Literal, get_args
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from dovetail.core.errors import InputError, did_you_mean
 from dovetail.core.files.document import Source, as_path
@@ -234,11 +235,8 @@ def _torch(made: Plan, spec: ModelSpec, losses: list[str]) -> str:
     losses.append("a short last microbatch: the batch is a multiple of the microbatches")
     if made.generation is not None:
         losses.append("keys and values: a pass is over whole sequences, as a prefill")
-    fields = {key: getattr(spec, key) for key in spec.__struct_fields__}
-    if ".py:" in spec.source:
-        file, _, factory = spec.source.rpartition(":")
-        fields["source"] = f"{Path(file).resolve()}:{factory}"
-    given = ", ".join(f"{key}={value!r}" for key, value in fields.items())
+    spec = _from_anywhere(spec)
+    given = ", ".join(f"{key}={getattr(spec, key)!r}" for key in spec.__struct_fields__)
     return _TORCH_SCRIPT.format(
         version=VERSIONS["torch"],
         count=len(made.stages),
@@ -248,6 +246,17 @@ def _torch(made: Plan, spec: ModelSpec, losses: list[str]) -> str:
         dtype=made.problem.dtype if made.problem is not None else "torch.float32",
         size=made.batch_size,
     )
+
+
+def _from_anywhere(spec: ModelSpec) -> ModelSpec:
+    """The same model for a process in whatever folder."""
+    source, weights = spec.source, spec.weights
+    if source.startswith("hf:"):
+        source = f"hf:{Path(source.removeprefix('hf:')).resolve()}"
+    elif ".py:" in source:
+        file, _, factory = source.rpartition(":")
+        source = f"{Path(file).resolve()}:{factory}"
+    return replace(spec, source=source, weights=weights and str(Path(weights).resolve()))
 
 
 _TORCH_SCRIPT = '''"""A model in {count} stages, by a plan; with {version}.
