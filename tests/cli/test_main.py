@@ -14,6 +14,7 @@ from cyclopts import App, CycloptsError
 
 from dovetail import __version__, cli
 from dovetail.cli import pipeline
+from dovetail.cli.common import Numbers
 from dovetail.cli.verbs import Command
 from dovetail.core.errors import DovetailError, InputError
 
@@ -189,3 +190,29 @@ def test_a_closed_pipe_is_quiet() -> None:
         command = [sys.executable, "-c", program]
         done = subprocess.run(command, stdout=closed, stderr=subprocess.PIPE, text=True, check=False)
     assert (done.returncode, done.stderr) == (141, "")
+
+
+@pytest.mark.parametrize(
+    "words", [("--count", "1.7"), ("--some", "1", "1.7"), ("--most", "1e3"), ("--pair", "1", "1.7")]
+)
+def test_a_whole_number_is_one(trial: Trial, capsys: pytest.CaptureFixture[str], words: tuple[str, ...]) -> None:
+    taken: list[object] = []
+
+    def function(
+        *,
+        count: int = 1,
+        most: int | None = None,
+        some: Numbers = (),
+        pair: tuple[int, int] = (1, 1),
+        share: float = 1.0,
+    ) -> None:
+        taken.append((count, most, some, pair, share))
+
+    trial(function)
+    assert (
+        cli.main(["trial", "--count", "-3", "--most", "5", "--some", "1", "2", "--pair", "3", "4", "--share", "1.7"])
+        == 0
+    )
+    assert taken == [(-3, 5, (1, 2), (3, 4), 1.7)]
+    assert cli.main(["trial", *words]) == 2
+    assert words[-1] in capsys.readouterr().err

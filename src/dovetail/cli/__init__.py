@@ -8,9 +8,9 @@ import re
 import sys
 import warnings
 from collections.abc import Sequence
-from typing import Literal
+from typing import Any, Literal
 
-from cyclopts import App, CycloptsError, UnknownCommandError, UnusedCliTokensError
+from cyclopts import App, CycloptsError, Parameter, Token, UnknownCommandError, UnusedCliTokensError, convert
 
 from dovetail.cli.verbs import Command, note_dashes, register
 from dovetail.core.errors import DovetailError, MissingExtraError
@@ -58,9 +58,25 @@ def build_app(argv: Sequence[str] = ()) -> App:
         print_error=False,
         exit_on_error=False,
         suppress_keyboard_interrupt=False,
+        default_parameter=Parameter(converter=_converted),
     )
     register(app, COMMANDS)
     return app
+
+
+def _converted(kind: Any, tokens: Sequence[Token]) -> Any:
+    """Words as values of a kind."""
+    return _one_converted(kind, tokens[0].value) if kind is int else convert(kind, tokens, _one_converted)
+
+
+def _one_converted(kind: Any, text: str) -> Any:
+    """Cyclopts itself takes 1.7 for the whole number 2."""
+    if kind is not int:
+        return convert(kind, [text])
+    try:
+        return int(text)
+    except ValueError:
+        raise ValueError(f"expected a whole number, found {text!r}") from None
 
 
 def completion(shell: Literal["bash", "zsh", "fish"]) -> None:

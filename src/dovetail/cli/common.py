@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 from unicodedata import combining, east_asian_width
 
-from cyclopts import Parameter, Token
+from cyclopts import Parameter
 
 from dovetail.core.errors import InputError, cannot_write
 from dovetail.core.files.output import atomic_write as atomic_write  # the commands find it here with the rest
@@ -23,18 +23,7 @@ from dovetail.core.files.output import printable
 Format = Literal["table", "json"]
 Flag = Annotated[bool, Parameter(negative=())]  # given or not; there is no --no-...
 Force = Annotated[bool, Parameter(name=["--force", "-f"], negative=())]
-
-
-def _whole(_: object, tokens: Sequence[Token]) -> int:
-    """Cyclopts itself takes 1.7 for 2."""
-    try:
-        return int(tokens[0].value)
-    except ValueError:
-        raise ValueError(f"expected a whole number, found {tokens[0].value!r}") from None
-
-
-Whole = Annotated[int, Parameter(converter=_whole)]
-Numbers = Annotated[tuple[Whole, ...], Parameter(consume_multiple=True, negative=())]
+Numbers = Annotated[tuple[int, ...], Parameter(consume_multiple=True, negative=())]
 Pairs = Annotated[list[str], Parameter(consume_multiple=True, negative=())]  # NAME=VALUE, any number
 
 _LINES_S = 10.0  # from one line of progress to the next, where there is no terminal

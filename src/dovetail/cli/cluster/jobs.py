@@ -13,7 +13,7 @@ from cyclopts import Parameter
 
 from dovetail.cli.cluster.flags import Words
 from dovetail.cli.cluster.place import PLACE, ClusterFlags
-from dovetail.cli.common import Flag, Format, Numbers, Pairs, Whole, pairs, print_json, print_table
+from dovetail.cli.common import Flag, Format, Numbers, Pairs, pairs, print_json, print_table
 from dovetail.cli.complete import CLUSTER_JOBS
 from dovetail.cli.verbs import check_command
 from dovetail.core.errors import InputError, within
@@ -42,8 +42,8 @@ def submit(
     steps: float | None = None,
     folder: Path | None = None,
     model: str | None = None,
-    batch: Whole | None = None,
-    width: Whole | None = None,
+    batch: int | None = None,
+    width: int | None = None,
     widths: Numbers = (),
     types: Words = (),
     rates: Pairs | None = None,
