@@ -60,6 +60,7 @@ def test_dicts_are_as_good_as_files(tmp_path: Path, problem: pipeline.Pipeline) 
         ({"batch_size": "8"}, "batch_size: expected int, found str"),
         ({"batch_size": 2.5}, "batch_size: expected int, found float"),
         ({"batch_size": 0}, "batch size: expected 1 or more, found 0"),
+        ({"batch_size": 10**20}, "batch size: expected at most 1e+15, found 100000000000000000000"),
         ({"buffers_in": -1}, "buffers in: expected 0 or more, found -1"),
         ({"dtype": "float3"}, "unsupported dtype 'float3'"),
         ({"model": 3}, "model: expected str | null, found int"),

@@ -12,7 +12,6 @@ from dovetail.core.files.document import Document, Source, checked
 from dovetail.pipeline.inputs.links import apply_links
 from dovetail.pipeline.inputs.problem import (
     DTYPE_BYTES,
-    LARGEST,
     DeviceClass,
     Pipeline,
     TiedWeights,
@@ -20,6 +19,7 @@ from dovetail.pipeline.inputs.problem import (
     check_names,
     check_number,
     check_tied,
+    range_fault,
 )
 
 
@@ -111,8 +111,8 @@ def load(
         ("buffers in", buffers_in, 0),
         ("buffers out", buffers_out, 0),
     ):
-        if not least <= value <= LARGEST:
-            raise InputError(f"{name}: expected {least} or more, found {value}")
+        if fault := range_fault(value, least):
+            raise InputError(f"{name}: {fault}")
     model, entry, warnings = _read_model(models, model)
     bytes_each = DTYPE_BYTES[dtype] * batch_size
     counts = [entry.parameters_in, *_repeated(entry.parameters_out, entry.layers)]

@@ -82,6 +82,17 @@ def check_names(doc: Document, names: Iterable[Any]) -> None:
             raise doc.error((name,), f"expected a name, found {name!r}; write it in quotes")
 
 
+def range_fault(value: float, least: int, most: float = LARGEST) -> str:
+    """What is wrong with a number that is too small or too large.
+
+    >>> range_fault(0, 1), range_fault(1e20, 1), range_fault(5, 1)
+    ('expected 1 or more, found 0', 'expected at most 1e+15, found 1e+20', '')
+    """
+    if not value >= least:
+        return f"expected {least} or more, found {value}"
+    return f"expected at most {most:g}, found {value}" if value > most else ""
+
+
 def check_host(doc: Document, keys: Sequence[Key], host: str, joined: bool = True) -> None:
     """A link is called by the hosts at its ends, and hosts that are `joined` by them all."""
     if host == DATA_HOST or " to " in host or (not joined and " + " in host):
@@ -109,8 +120,8 @@ def check_number(doc: Document, keys: Sequence[Key], value: float, most: float =
 def check_problem(doc: Document, p: Pipeline, at: Sequence[Key] = ()) -> None:
     """A problem that was not read from its files, by what their reader makes sure of."""
     for name, least in (("layers", 0), ("batch_size", 1), ("buffers_in", 0), ("buffers_out", 0)):
-        if not least <= getattr(p, name) <= LARGEST:
-            raise doc.error((*at, name), f"expected {least} or more, found {getattr(p, name)}")
+        if fault := range_fault(getattr(p, name), least):
+            raise doc.error((*at, name), fault)
     if p.dtype not in DTYPE_BYTES:
         raise doc.error((*at, "dtype"), f"expected one of {', '.join(DTYPE_BYTES)}, found {p.dtype!r}")
     _check_numbers(doc, (*at, "mem_mib"), p.mem_mib, p.layers)

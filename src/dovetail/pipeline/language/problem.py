@@ -14,7 +14,15 @@ from dovetail.core.errors import InputError, did_you_mean
 from dovetail.core.files.document import Document, Source, checked
 from dovetail.pipeline.inputs.files import DeviceTypeEntry, load
 from dovetail.pipeline.inputs.pool import regroup
-from dovetail.pipeline.inputs.problem import BYTES_PER_S, DTYPE_BYTES, MIB, DeviceClass, Pipeline, TiedWeights
+from dovetail.pipeline.inputs.problem import (
+    BYTES_PER_S,
+    DTYPE_BYTES,
+    MIB,
+    DeviceClass,
+    Pipeline,
+    TiedWeights,
+    range_fault,
+)
 from dovetail.pipeline.language.costs import ALONE, Precision, Ring, Step, check_width, layer_bytes
 from dovetail.pipeline.language.devices import LayerTimes, times_of
 from dovetail.pipeline.language.shape import LanguageModel, language_model
@@ -32,8 +40,8 @@ class Load(Struct, frozen=True, kw_only=True):
 
     def check(self) -> None:
         for key in self.__struct_fields__:
-            if not 1 <= getattr(self, key) <= 10**9:
-                raise InputError(f"--{key}: expected 1 or more, found {getattr(self, key)}")
+            if fault := range_fault(getattr(self, key), 1, 10**9):
+                raise InputError(f"--{key}: {fault}")
         if self.prompt >= self.context:
             raise InputError(f"--prompt {self.prompt}: expected less than the context, {self.context}")
 

@@ -52,7 +52,7 @@ def carriers(
 
 
 def _check(on: Mapping[str, str], types: Mapping[str, str]) -> None:
-    known = [*types, *types.values(), EVERYBODY]
+    known = list(dict.fromkeys([*types, *types.values(), EVERYBODY]))
     for name, device in on.items():
         if name not in known:
             raise InputError(
