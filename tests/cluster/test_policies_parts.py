@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import tracemalloc
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -22,6 +24,20 @@ def test_jobs_alike_are_one_class_and_keys_do_not_depend_on_who_is_there() -> No
     assert [jobs.tolist() for jobs in everyone.members()] == [[3], [1], [0, 2]]
     fewer = group(np.array([3, 1]), np.array([1.0, 1.0]), np.array([0, 0]))
     assert set(fewer.key) < set(everyone.key)
+
+
+def test_unlike_jobs_with_unlike_traits_are_grouped_in_little_memory() -> None:
+    jobs = 3000
+    tracemalloc.start()
+    try:
+        classes = group(np.arange(jobs) // 2, np.arange(jobs) // 3 * 1.0, np.arange(jobs) % 7 * 1.0)
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert peak < 4_000_000  # of a number for each pair of a kind and a trait, 12 MB
+    assert [classes.key[each] for each in classes.of.tolist()] == [
+        (each // 2, each // 3 * 1.0, each % 7 * 1.0) for each in range(jobs)
+    ]
 
 
 @settings(max_examples=100, deadline=None)

@@ -10,6 +10,8 @@ from numpy.typing import NDArray
 
 from dovetail.cluster.policies.base import Ints
 
+_FEW, _SPARSE = 100_000, 8  # codes, and codes for each job: more are sorted, not counted
+
 
 @dataclass(slots=True)
 class Classes:
@@ -32,11 +34,11 @@ def group(kind: Ints, *traits: NDArray[Any]) -> Classes:
     >>> classes.key, classes.of.tolist(), classes.count.tolist(), classes.first.tolist()
     ([(2, 1.0), (4, 1.0), (4, 5.0)], [1, 0, 1, 2], [1, 2, 1], [1, 0, 3])
     """
-    of, count = _compact(kind)
+    of, count = _compact(kind, 0)
     for trait in traits:
-        if np.count_nonzero(trait != trait[0]):
+        if len(count) < len(kind) and np.count_nonzero(trait != trait[0]):
             values, inverse = np.unique(trait, return_inverse=True)
-            of, count = _compact(of * len(values) + inverse)
+            of, count = _compact(of * len(values) + inverse, len(count) * len(values))
     first = np.empty(len(count), dtype=np.int64)
     first[of[::-1]] = np.arange(len(kind) - 1, -1, -1)
     key = list(zip(kind[first].tolist(), *[trait[first].tolist() for trait in traits], strict=True))
@@ -49,8 +51,11 @@ def apart(jobs: int) -> Classes:
     return Classes(each, each, np.ones(jobs, dtype=np.int64), [])
 
 
-def _compact(code: Ints) -> tuple[Ints, Ints]:
-    """The same groups, numbered without gaps in the order of their codes, and their sizes."""
+def _compact(code: Ints, codes: int) -> tuple[Ints, Ints]:
+    """The same groups, numbered without gaps in the order of their codes (so many), and their sizes."""
+    if codes > max(_FEW, _SPARSE * len(code)):
+        _, of, many = np.unique(code, return_inverse=True, return_counts=True)
+        return of, many
     count = np.bincount(code)
     present = count > 0
     return (present.cumsum() - 1)[code], count[present]
