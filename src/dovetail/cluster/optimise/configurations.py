@@ -12,6 +12,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from dovetail.cluster.optimise.turns import in_turn
 from dovetail.cluster.policies.base import Floats, Ints
 from dovetail.solve import LinearProgram
 
@@ -21,6 +22,7 @@ _GOLDEN = 0.6180339887498949  # steps of so much cover all of 0 to 1 evenly
 _COUNTABLE = 4_000_000  # entries of the tables that are filled, where counting decides
 _BRANCHABLE = 3_000  # choices left open, where branch and bound does; of more the plan that was found is given
 _MANY = 1_000  # jobs: of more, configurations that none of them may have are left out
+_NEVER = -200.0  # the logarithm of what is as good as nothing: less is a number that processors are slow with
 _TINY = 1e-12
 
 
@@ -33,73 +35,83 @@ class ConfigurationPlan(NamedTuple):
 
 
 def choose(
-    saving: Floats, on: Ints, width: Ints, counts: Ints, *, gap: float = 0.0, prices: Floats | None = None
+    saving: Floats,
+    on: Ints,
+    width: Ints,
+    counts: Ints,
+    *,
+    of: Ints | None = None,
+    gap: float = 0.0,
+    prices: Floats | None = None,
 ) -> ConfigurationPlan:
-    """What jobs (rows) save in configurations (columns) is to be largest; only what saves something is used.
+    """What jobs save in configurations (columns) is to be largest; only what saves something is used.
 
-    `on` and `width` are the type of every configuration and how many accelerators of it. The plan is the best, or
-    proven to be within `gap` of it (relative). `prices` are where to begin, and are changed to where it ended.
+    Jobs save as the row says that they are `of`, by default each as its own. `on` and `width` are the type of every
+    configuration and how many accelerators of it. The plan is the best, or proven to be within `gap` of it (relative).
+    `prices` are where to begin, and are changed to where it ended.
 
     >>> plan = choose(np.array([[1.0, 1.5], [0.9, 1.6]]), np.array([0, 0]), np.array([1, 2]), np.array([3]))
     >>> plan.choice.tolist(), plan.saved
     ([0, 1], 2.6)
     """
-    saving = np.where((saving > _TINY) & (width <= counts[on]), saving, -inf)
-    if len(saving) > _MANY and not (used := (saving > -inf).any(axis=0)).all():
-        plan = choose(saving[:, used], on[used], width[used], counts, gap=gap, prices=prices)
+    of = np.arange(len(saving)) if of is None else of
+    many = np.bincount(of, minlength=len(saving))
+    saving = np.where((saving > _TINY) & (width <= counts[on]) & (many > 0)[:, None], saving, -inf)
+    if len(of) > _MANY and not (used := (saving > -inf).any(axis=0)).all():
+        plan = choose(saving[:, used], on[used], width[used], counts, of=of, gap=gap, prices=prices)
         return plan._replace(choice=np.append(np.flatnonzero(used), -1)[plan.choice])
-    if not len(saving) or not len(on) or saving.max() == -inf:
-        return ConfigurationPlan(np.full(len(saving), -1), 0.0, 0.0)
+    if not len(of) or not len(on) or saving.max() == -inf:
+        return ConfigurationPlan(np.full(len(of), -1), 0.0, 0.0)
     first = saving.argmax(axis=1)
     runs = np.take_along_axis(saving, first[:, None], 1)[:, 0] > 0
-    if (np.bincount(on[first[runs]], width[first[runs]], len(counts)) <= counts).all():  # everybody has the best
-        choice = np.where(runs, first, -1)
-        return ConfigurationPlan(choice, _total(saving, choice), _total(saving, choice))
-    if len(counts) == 1 and len(saving) * len(on) * int(counts[0] + 1) <= _COUNTABLE:
-        return _count_one(saving, width, int(counts[0]))
+    if (np.bincount(on[first[runs]], (width[first] * many)[runs], len(counts)) <= counts).all():  # all have the best
+        choice = np.where(runs, first, -1)[of]
+        return ConfigurationPlan(choice, _total(saving, of, choice), _total(saving, of, choice))
+    if len(counts) == 1 and len(of) * len(on) * int(counts[0] + 1) <= _COUNTABLE:
+        return _count_one(saving[of], width, int(counts[0]))
     price = np.zeros(len(counts)) if prices is None else prices
-    bound, likely = _price(saving, on, width, counts, price)
+    bound, likely = _price(saving, many, on, width, counts, price)
     reduced = saving - price[on] * width
-    choice = _fill(saving, reduced, likely, on, width, counts)
-    saved = _total(saving, choice)
+    choice = _fill(saving, reduced, likely, of, on, width, counts)
+    saved = _total(saving, of, choice)
     if bound - saved > gap * abs(saved) + 1e-9:
         best = np.maximum(reduced.max(axis=1), 0.0)
         lost = best[:, None] - reduced  # how much below the bound any plan is that has this
         open_columns, open_wait = bound - lost > saved + _TINY, bound - best > saved + _TINY
-        better = _settle(saving, open_columns, open_wait, on, width, counts, gap * saved)
+        better = _settle(saving, of, open_columns, open_wait, on, width, counts, gap * saved)
         if better is not None and better.saved > saved:
             choice, saved = better.choice, better.saved
         bound = saved if better is None else max(saved, min(bound, better.bound))
     return ConfigurationPlan(choice, saved, max(bound, saved))
 
 
-def _total(saving: Floats, choice: Ints) -> float:
+def _total(saving: Floats, of: Ints, choice: Ints) -> float:
     runs = np.flatnonzero(choice >= 0)
-    return float(saving[runs, choice[runs]].sum())
+    return float(saving[of[runs], choice[runs]].sum())
 
 
-def _price(saving: Floats, on: Ints, width: Ints, counts: Ints, price: Floats) -> tuple[float, Floats]:
+def _price(saving: Floats, many: Ints, on: Ints, width: Ints, counts: Ints, price: Floats) -> tuple[float, Floats]:
     """Prices at which as much is wanted as there is: Newton's steps, jobs less and less undecided between choices.
 
-    Gives the bound, and how likely each choice is of those between which a job cannot decide."""
-    types = np.zeros((len(on), len(counts)))
-    types[np.arange(len(on)), on] = width
-    squares = types * width[:, None]
-    least, found, weight = inf, price.copy(), saving
-    most = float(saving.max())
-    blur, last = most / 4, most * _SHARP / len(saving)
+    Gives the bound, and by configuration how likely it is of those between which the jobs of a row cannot decide."""
+    types = np.zeros((len(counts), len(on)))
+    types[on, np.arange(len(on))] = width
+    squares = types * width
+    least, found, saving = inf, price.copy(), np.ascontiguousarray(saving.T)  # by configuration: the fewer go outside
+    weight, size, most = saving, many.astype(np.float64), float(saving.max())
+    blur, last = most / 4, most * _SHARP / int(many.sum())
     for _ in range(_STEPS):
-        reduced = saving - types @ price
-        best = np.maximum(reduced.max(axis=1), 0.0)
-        value = float(best.sum() + price @ counts)
-        weight = np.exp((reduced - best[:, None]) / blur)
-        weight /= (weight.sum(axis=1) + np.exp(-best / blur))[:, None]
-        wants = weight @ types
-        slope = counts - wants.sum(axis=0)
+        reduced = saving - (price @ types)[:, None]
+        best = np.maximum(reduced.max(axis=0), 0.0)
+        value = float(best @ size + price @ counts)
+        weight = np.exp(np.maximum((reduced - best) / blur, _NEVER))
+        weight /= weight.sum(axis=0) + np.exp(np.maximum(-best / blur, _NEVER))
+        wants = types @ weight
+        slope = counts - wants @ size
         if value < least:
             least, found = value, price.copy()
-        curve = wants.T @ wants / -blur
-        curve.flat[:: len(counts) + 1] += weight.sum(axis=0) @ squares / blur * (1 + 1e-6) + _TINY
+        curve = (wants * size) @ wants.T / -blur
+        curve.flat[:: len(counts) + 1] += squares @ (weight @ size) / blur * (1 + 1e-6) + _TINY
         held = (price <= 0) & (slope > 0)
         if held.any():
             curve[held], curve[:, held], slope[held] = 0.0, 0.0, 0.0
@@ -114,70 +126,88 @@ def _price(saving: Floats, on: Ints, width: Ints, counts: Ints, price: Floats) -
     return least, weight
 
 
-def _fill(saving: Floats, reduced: Floats, likely: Floats, on: Ints, width: Ints, counts: Ints) -> Ints:
+def _fill(saving: Floats, reduced: Floats, likely: Floats, of: Ints, on: Ints, width: Ints, counts: Ints) -> Ints:
     """Jobs choose by prices while there is room, those first who lose most otherwise; then whatever still saves more.
 
     Jobs that cannot decide are spread over their choices as these are likely."""
-    choice, free = np.full(len(saving), -1), counts.copy()
     two = np.sort(np.concatenate([reduced, np.zeros((len(reduced), 1))], axis=1), axis=1)[:, -2:]
-    order = np.argsort(two[:, 0] - two[:, 1], kind="stable")
-    spread = np.empty(len(saving))
-    spread[order] = np.arange(1, len(saving) + 1) * _GOLDEN % 1.0
-    drawn = (np.cumsum(likely, axis=1) <= spread[:, None]).sum(axis=1)
-    for job in order.tolist():
-        at = int(drawn[job])
-        if at == len(on):
-            continue
-        if width[at] > free[on[at]]:
-            row = np.where(width <= free[on], reduced[job], -inf)
-            at = int(row.argmax())
-            if row[at] < -_TINY:
-                continue
-        choice[job] = at
-        free[on[at]] -= width[at]
-    rows = np.arange(len(saving))
+    order = np.argsort((two[:, 0] - two[:, 1])[of], kind="stable")
+    spread = np.arange(1, len(of) + 1) * _GOLDEN % 1.0
+    row = of[order]
+    drawn = (np.cumsum(likely, axis=0)[:, row] <= spread).sum(axis=0)
+    wish = np.where(drawn < len(on), drawn, -1)
+
+    def instead(jobs: Ints, room: Bools) -> Ints:
+        left = np.where(room, reduced[row[jobs]], -inf)
+        at = left.argmax(axis=1)
+        return np.where(left[np.arange(len(jobs)), at] < -_TINY, -1, at)
+
+    choice, free = np.full(len(of), -1), counts.copy()
+    choice[order] = in_turn(wish, on, width, free, instead)
+    return _improved(saving, of, choice, on, width, free)
+
+
+def _improved(saving: Floats, of: Ints, choice: Ints, on: Ints, width: Ints, free: Ints) -> Ints:
+    """What single jobs still gain by another choice, the largest gain first, of equals the first job."""
+    saved = np.column_stack([saving, np.zeros(len(saving))])  # the last one is to wait
+    there, taken = np.append(on, -1), np.append(width, 0)
+
+    def first(jobs: Ints) -> tuple[Ints, Ints, Floats]:
+        """Of all that save and have the same the first one: which, its row, and what it gains."""
+        heads = jobs[np.unique(of[jobs] * len(there) + choice[jobs], return_index=True)[1]]
+        return heads, of[heads], saving[of[heads]] - saved[of[heads], choice[heads]][:, None]
+
+    head, row, gain = first(np.arange(len(of)))
     while True:
-        now = np.where(choice >= 0, saving[rows, choice], 0.0)
-        room = np.where(on == np.where(choice >= 0, on[choice], -1)[:, None], width[choice][:, None], 0) + free[on]
-        more = np.where(width <= room, saving - now[:, None], -inf)
-        job, at = divmod(int(more.argmax()), more.shape[1])
-        if more[job, at] <= _TINY:
+        room = np.where(there[:, None] == on, taken[:, None], 0) + free[on]
+        may = np.where((width <= room)[choice[head]], gain, -inf)
+        most = may.max()
+        if most <= _TINY:
             return choice
+        best = np.flatnonzero((may == most).any(axis=1))
+        best = best[head[best].argmin()]
+        job, at = int(head[best]), int(may[best].argmax())
         if choice[job] >= 0:
             free[on[choice[job]]] += width[choice[job]]
         choice[job] = at
         free[on[at]] -= width[at]
+        others = row != of[job]
+        changed = first(np.flatnonzero(of == of[job]))
+        head, row, gain = (
+            np.concatenate([old[others], new]) for old, new in zip((head, row, gain), changed, strict=True)
+        )
 
 
 def _settle(
-    saving: Floats, columns: Bools, wait: Bools, on: Ints, width: Ints, counts: Ints, gap: float
+    saving: Floats, of: Ints, columns: Bools, wait: Bools, on: Ints, width: Ints, counts: Ints, gap: float
 ) -> ConfigurationPlan | None:
     """The best plan of what is still open; None if none of it can be carried out."""
     open_count = columns.sum(axis=1) + wait
-    if not open_count.all():
+    if not open_count[of].all():
         return None
-    choice, free = np.full(len(saving), -1), counts.copy()
-    settled = np.flatnonzero((open_count == 1) & ~wait)
-    choice[settled] = columns[settled].argmax(axis=1)
+    choice, free = np.full(len(of), -1), counts.copy()
+    settled = np.flatnonzero(((open_count == 1) & ~wait)[of])
+    choice[settled] = columns.argmax(axis=1)[of[settled]]
     np.subtract.at(free, on[choice[settled]], width[choice[settled]])
     if free.min() < 0:
         return None
-    undecided = np.flatnonzero(open_count > 1)
+    undecided = np.flatnonzero((open_count > 1)[of])
+    row = of[undecided]
     columns = columns & (width <= free[on])
-    left = int(columns[undecided].sum())
+    left = int(columns.sum(axis=1)[row].sum())
     if not left:
-        saved = _total(saving, choice)
-        return ConfigurationPlan(choice, saved, saved) if wait[undecided].all() else None
+        saved = _total(saving, of, choice)
+        return ConfigurationPlan(choice, saved, saved) if wait[row].all() else None
     countable = prod((free + 1).tolist()) * max(left, len(undecided)) <= _COUNTABLE
     if not countable and left > _BRANCHABLE:
         return ConfigurationPlan(choice, -inf, inf)
     solve = _count if countable else _branch
-    found = solve(saving[undecided], columns[undecided], wait[undecided], on, width, free, gap)
+    found = solve(saving[row], columns[row], wait[row], on, width, free, gap)
     if found is None:
         return None
     choice[undecided] = found.choice
     rest = found.bound - found.saved
-    saved = _total(saving, choice)
+    saved = _total(saving, of, choice)
     return ConfigurationPlan(choice, saved, saved + rest)
 
 
@@ -200,7 +230,7 @@ def _count_one(saving: Floats, width: Ints, count: int) -> ConfigurationPlan:
         if at:
             choice[job] = useful[at - 1]
             left = int(before[at, left])
-    saved = _total(saving, choice)
+    saved = _total(saving, np.arange(len(saving)), choice)
     return ConfigurationPlan(choice, saved, saved)
 
 
@@ -253,5 +283,5 @@ def _branch(
     chosen = np.flatnonzero(lp.values() > 0.5)
     choice = np.full(len(saving), -1)
     choice[job[chosen]] = at[chosen]
-    saved = _total(saving, choice)
+    saved = _total(saving, np.arange(len(saving)), choice)
     return ConfigurationPlan(choice, saved, max(saved, lp.bound()))

@@ -8,7 +8,8 @@ is kept.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from copy import copy
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -32,11 +33,11 @@ class MarketChoices:
     held: Bools  # whether it makes no more progress than it must, to not become the longest
     eased: Floats  # part of its time that moves back to `first` for a second that the longest has more, if it is held
     slope: Floats  # what more progress is worth
-    tied: Bools  # by job and type: whether it would do as well in the place of `second`
+    tied: Bools  # by type and job: whether it would do as well in the place of `second`
 
     def share(self, longer_s: float = 0.0) -> Floats:
         """By job and type, if the longest job has so much more left."""
-        share, job = np.zeros(self.tied.shape), np.arange(len(self.part))
+        share, job = np.zeros(self.tied.shape[::-1]), np.arange(len(self.part))
         part = self.part - self.eased * longer_s
         share[job, self.first] = 1 - part
         share[job, self.second] += part
@@ -44,22 +45,37 @@ class MarketChoices:
 
 
 class Bidders:
-    """The jobs of a market."""
+    """The jobs of a market; `gain` is by type (0 is idling) and job."""
 
     def __init__(self, market: Market) -> None:
         self.market, self.jobs = market, np.arange(len(market.width))
-        self.gain = np.zeros((len(self.jobs), len(market.counts) + 1))
-        np.copyto(self.gain[:, 1:], market.gain, where=market.able)
-        best = self.gain.argmax(axis=1)
-        fastest = self.gain[self.jobs, best]
+        self.gain = np.zeros((len(market.counts) + 1, len(self.jobs)))
+        np.copyto(self.gain[1:], market.gain.T, where=market.able.T)
+        best = self.gain.argmax(axis=0)
+        fastest = self.gain[best, self.jobs]
         runs = fastest > 0
         saves = np.where(runs, market.saves_s[self.jobs, best - 1], 1.0)
         self.whole_s = saves / np.where(runs, fastest, 1.0)  # of all its progress
         self.reach = np.minimum(fastest, 1 - market.progress)
         self.least_s = max(float((market.left_s - self.whole_s * self.reach).max(initial=0.0)), 0.0)
-        self.weight = market.weight / len(self.jobs)
-        self.late = market.late_costs * self.whole_s
         self.promised = market.must_save_s / self.whole_s
+        self._price()
+
+    def _price(self) -> None:
+        self.weight = self.market.weight / len(self.jobs)
+        self.late = self.market.late_costs * self.whole_s
+
+    def in_unit(self, unit: float) -> Bidders:
+        """The same jobs in a market where everything is worth so many times as much."""
+        found = copy(self)
+        found.market = replace(
+            self.market,
+            weight=self.market.weight * unit,
+            late_costs=self.market.late_costs * unit,
+            longest_costs=self.market.longest_costs * unit,
+        )
+        found._price()
+        return found
 
     def bids(self) -> Floats:
         """What each could get at most."""
@@ -70,31 +86,33 @@ class Bidders:
     def choose(self, price: Floats, longest_s: float) -> MarketChoices:
         """At these prices of the types, if the longest job has so much left."""
         cost = np.zeros(self.gain.shape)
-        cost[:, 1:] = self.market.width[:, None] * price
+        cost[1:] = price[:, None] * self.market.width
         first, second, slope, level, held = self._walk(cost, longest_s)
         jobs, mixed = self.jobs, level > 0
-        second, low = np.where(mixed, second, first), self.gain[jobs, first]
-        high, low_cost, high_cost = self.gain[jobs, second], cost[jobs, first], cost[jobs, second]
+        second, low = np.where(mixed, second, first), self.gain[first, jobs]
+        high, low_cost, high_cost = self.gain[second, jobs], cost[first, jobs], cost[second, jobs]
         level, rise = np.where(mixed, level, low), np.where(mixed, high - low, 1.0)
         before, after = self._slope(level - NUDGE), self._slope(level + NUDGE)
         slope = np.where(mixed, slope, np.maximum(after, slope))
-        below = low[:, None] - self.gain
-        steps = np.where(mixed[:, None], below / rise[:, None], 0.0)
-        margin = slope[:, None] * below - (low_cost[:, None] - cost)  # by which another type would be worse
+        below = low - self.gain
+        steps = np.where(mixed, below / rise, 0.0)
+        margin = slope * below - (low_cost - cost)  # by which another type would be worse
         with np.errstate(divide="ignore", invalid="ignore"):
-            away = margin / (np.abs(steps) * high_cost[:, None] + np.abs(1 + steps) * low_cost[:, None] + cost)
+            away = margin / (np.abs(steps) * high_cost + np.abs(1 + steps) * low_cost + cost)
             bend = np.minimum(np.where(held, np.inf, before) - slope, slope - after) * rise / (low_cost + high_cost)
-        tied = (mixed & ~held)[:, None] & (margin <= TIE * self.market.width[:, None]) & (self.gain > level[:, None])
-        tied[jobs, second] = False
-        away[tied] = away[jobs, first] = away[jobs, second] = np.inf
-        distance = np.minimum(np.nan_to_num(away, nan=0.0).min(axis=1), np.where(mixed, np.nan_to_num(bend), np.inf))
-        spare_s = longest_s - self.market.left_s + self.whole_s * level
+        tied = (mixed & ~held) & (margin <= TIE * self.market.width) & (self.gain > level)
+        tied[second, jobs] = False
+        away[np.isnan(away)] = 0.0
+        away[tied] = away[first, jobs] = away[second, jobs] = np.inf
+        distance = np.nan_to_num(np.minimum(away.min(axis=0), np.where(mixed, np.nan_to_num(bend), np.inf)))
+        spare_s, bound = longest_s - self.market.left_s + self.whole_s * level, np.flatnonzero(held)
+        spare_s[bound] = self.whole_s[bound] * self._to_bend(bound, level[bound], low[bound], high[bound])
         return MarketChoices(
             first=first,
             second=second,
             part=np.where(mixed, (level - low) / rise, 0.0),
             distance=distance,
-            distance_s=np.where(held, self.whole_s * self._to_bend(level, low, high), spare_s),
+            distance_s=spare_s,
             held=held,
             eased=np.where(held, 1 / (self.whole_s * rise), 0.0),
             slope=np.maximum(after, 0.0),
@@ -111,15 +129,17 @@ class Bidders:
         going = self.jobs
         while len(going):
             row, here = np.arange(len(going)), first[going]
-            reached = gain[going, here]
-            rise = gain[going] - reached[:, None]
+            reached = gain[here, going]
+            every = len(going) == jobs
+            rise = (gain if every else gain[:, going]) - reached
             with np.errstate(divide="ignore", invalid="ignore"):
-                steep = np.where(rise > 0, (cost[going] - cost[going, here][:, None]) / rise, np.inf)
-            to = steep.argmin(axis=1)
-            least = steep[row, to]
+                more = (cost if every else cost[:, going]) - cost[here, going]
+                steep = np.where(rise > 0, more / rise, np.inf)
+            to = _first_least(steep)
+            least = steep[to, row]
             free = self._wanted(going, least)
             wish = np.where(least < np.inf, np.maximum(free, must[going]), -np.inf)
-            all_of_it = wish >= gain[going, to]
+            all_of_it = wish >= gain[to, going]
             between = ~all_of_it & (wish > reached)
             ends, going_on = going[between], going[all_of_it]
             second[ends], slope[ends], level[ends] = to[between], least[between], wish[between]
@@ -146,10 +166,19 @@ class Bidders:
         slope: Floats = np.append(SLOPES, -np.inf)[np.maximum(part, 0)] * self.weight
         return slope + np.where(at < self.promised, self.late, 0.0)
 
-    def _to_bend(self, level: Floats, low: Floats, high: Floats) -> Floats:
+    def _to_bend(self, job: Ints, level: Floats, low: Floats, high: Floats) -> Floats:
         """How far progress is from where its worth or its cost bends."""
-        reached = self.market.progress + level
+        reached = self.market.progress[job] + level
         at = np.searchsorted(POINTS, reached, side="right")
         bend = np.minimum(reached - POINTS[np.maximum(at - 1, 0)], np.append(POINTS, np.inf)[at] - reached)
-        to_bend: Floats = np.minimum.reduce([bend, np.abs(self.promised - level), level - low, high - level])
+        to_bend: Floats = np.minimum.reduce([bend, np.abs(self.promised[job] - level), level - low, high - level])
         return to_bend
+
+
+def _first_least(values: Floats) -> Ints:
+    """By column: the first row of those with the least value; for few rows and many columns."""
+    least, found = values[0], np.zeros(values.shape[1], dtype=np.int64)
+    for row, own in enumerate(values[1:], start=1):
+        found[own < least] = row
+        least = np.minimum(least, own)
+    return found

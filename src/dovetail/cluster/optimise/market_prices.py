@@ -76,13 +76,8 @@ class _Search:
         if not np.isfinite(everything):
             raise NoAnswerError("what there is to gain is no number")
         self.unit = TYPICAL * float(market.counts.sum()) / everything if everything > 0 else 1.0
-        self.market = replace(
-            market,
-            weight=market.weight * self.unit,
-            late_costs=market.late_costs * self.unit,
-            longest_costs=market.longest_costs * self.unit,
-        )
-        self.bidders = Bidders(self.market)
+        self.bidders = bidders.in_unit(self.unit)
+        self.market = self.bidders.market
         self.taken: Floats = np.zeros(len(market.counts))  # by others
         self.price, self.longest_s = np.full(len(market.counts), LEAST), self.bidders.least_s
         self.least_s = self.bidders.least_s
@@ -162,7 +157,7 @@ class _Search:
         self, chosen: MarketChoices, share: Floats, ties: Ties, near: Ints, reach: float, reach_s: float
     ) -> Around:
         """What those who are decided leave to the others."""
-        size, types = self.market.width.copy(), self.bidders.gain.shape[1]
+        size, types = self.market.width.copy(), len(self.bidders.gain)
         size[near] = 0
         eased: Floats = size * chosen.eased
         per_s = np.bincount(chosen.first, eased, types) - np.bincount(chosen.second, eased, types)

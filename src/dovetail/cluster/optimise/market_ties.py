@@ -22,8 +22,8 @@ class Ties:
     def __init__(self, bidders: Bidders, chosen: MarketChoices, undecided: Ints) -> None:
         decided = np.ones(len(chosen.part), dtype=bool)
         decided[undecided] = False
-        self._job = job = np.flatnonzero(decided & chosen.tied.any(axis=1))
-        gain, tied, first, second = bidders.gain[job], chosen.tied[job], chosen.first[job], chosen.second[job]
+        self._job = job = np.flatnonzero(decided & chosen.tied.any(axis=0))
+        gain, tied, first, second = bidders.gain.T[job], chosen.tied.T[job], chosen.first[job], chosen.second[job]
         self._part = chosen.part[job]
         self._size = bidders.market.width[job] * self._part
         likeness = np.round(gain / gain.max(axis=1, initial=1e-300)[:, None] * 10.0**DIGITS).astype(np.int64)

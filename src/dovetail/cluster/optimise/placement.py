@@ -6,7 +6,9 @@ from collections.abc import Iterable
 
 import numpy as np
 
-from dovetail.cluster.policies.base import Floats, Problem
+from dovetail.cluster.optimise.classes import group
+from dovetail.cluster.optimise.turns import in_turn
+from dovetail.cluster.policies.base import Floats, Ints, Problem
 
 
 class Placement:
@@ -52,6 +54,20 @@ class Placement:
         self.free[on] -= self._width[job]
         self.type_of[job] = on
 
+    def put_in_turn(self, jobs: Ints, on: Ints) -> None:
+        """Place jobs that have none, in this order, on these types; who does not fit is passed over."""
+        width, free = self.problem.width[jobs], np.array(self.free)
+        fits = np.flatnonzero(width <= free[on])
+        if not len(fits):
+            return
+        sizes = group(width[fits])
+        widths = width[fits][sizes.first]
+        wish = on[fits] * len(widths) + sizes.of
+        taken = in_turn(wish, np.arange(len(free)).repeat(len(widths)), np.tile(widths, len(free)), free)
+        runs = fits[taken >= 0]
+        self.type_of.update(zip(jobs[runs].tolist(), on[runs].tolist(), strict=True))
+        self.free[:] = free.tolist()
+
     def put_fastest(self, jobs: Iterable[int]) -> None:
         """Place jobs in this order where they run fastest; who does not fit is passed over."""
         left = sum(self.free)
@@ -64,6 +80,6 @@ class Placement:
                 left -= self._width[job]
 
     def share(self) -> Floats:
-        share = np.zeros((self.problem.jobs, len(self.free)))
-        share[list(self.type_of), list(self.type_of.values())] = 1.0
+        share, many = np.zeros((self.problem.jobs, len(self.free))), len(self.type_of)
+        share[np.fromiter(self.type_of, np.int64, many), np.fromiter(self.type_of.values(), np.int64, many)] = 1.0
         return share

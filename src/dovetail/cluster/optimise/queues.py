@@ -9,8 +9,10 @@ costs the others is a price of it: prices prove how far the sum is from the leas
 from __future__ import annotations
 
 from dataclasses import dataclass
+from operator import mul
 
 import numpy as np
+from numpy.typing import NDArray
 
 from dovetail.cluster.policies.base import Floats, Ints
 
@@ -35,100 +37,128 @@ def queue(time: Floats, queues: Ints) -> Queued:
     >>> [each.tolist() for each in found.order], found.above
     ([[1, 0], [2]], 0.0)
     """
-    time = np.where(queues > 0, time, np.inf)
-    on, part, every = _longest_first(time, queues.tolist()), _PART, np.arange(len(time))
-    order = _ordered(time, on)
-    total = _total(time, order, queues)
+    used = np.flatnonzero(queues > 0)
+    order: list[Ints] = [np.zeros(0, dtype=np.int64) for _ in queues]
+    if not len(time):
+        return Queued(order, 0.0)
+    found, above = _search(time[:, used], queues[used].tolist())
+    for on, jobs in zip(used.tolist(), found, strict=True):
+        order[on] = jobs
+    return Queued(order, above)
+
+
+def _search(time: Floats, queues: list[int]) -> tuple[list[Ints], float]:
+    """The jobs of every type, the longest first, and by how much their sum may be above the least."""
+    types = [_Type(of, count) for of, count in zip(time.T.copy(), queues, strict=True)]
+    on, part = _longest_first(time, queues), _PART
+    total, costs, saved = _put(types, on), np.empty((len(types), len(on))), np.empty(len(on))
     while True:
-        saved, costs = _marginal(time, order, queues)
-        costs[every, on] = np.inf
-        to = costs.argmin(axis=1)
-        gain = saved - costs[every, to]
+        for each, cost in zip(types, costs, strict=True):
+            each.marginal(cost, saved)
+        gain = saved - costs.min(axis=0)
         movers = np.flatnonzero(gain > _GAIN * saved)
         movers = movers[np.argsort(-gain[movers], kind="stable")]
+        to = costs[:, movers].argmin(axis=0)
         while len(movers):
             many = max(int(len(movers) * part), 1)
             moved = on.copy()
-            moved[movers[:many]] = to[movers[:many]]
-            order_moved = _ordered(time, moved)
-            total_moved = _total(time, order_moved, queues)
+            moved[movers[:many]] = to[:many]
+            total_moved = _put(types, moved)
             if total_moved < total:
-                on, order, total, part = moved, order_moved, total_moved, min(_MORE * part, _PART)
+                on, total, part = moved, total_moved, min(_MORE * part, _PART)
                 break
             if many == 1:  # what it gains is rounding
                 movers = movers[:0]
             part /= 2
         if not len(movers):
-            return Queued(order, max(total / _bound(time, order, queues) - 1, 0.0) if len(time) else 0.0)
+            total = _put(types, on)
+            return [each.jobs for each in types], max(total / _bound(types) - 1, 0.0)
+
+
+class _Type:
+    """The queues of one type: all jobs by their time on it, and who is there."""
+
+    def __init__(self, time: Floats, queues: int) -> None:
+        self.queues, self._time, every = queues, time, np.arange(len(time) + 1)
+        order = np.flatnonzero(np.isfinite(time))[::-1]  # the longest first, of equals the last one first
+        self._order = order = order[np.argsort(-time[order], kind="stable")]
+        self._sorted = own = time[order]
+        new = np.diff(own, prepend=np.inf) != 0
+        self._longer = np.zeros(len(time), dtype=np.int64)  # jobs, by job
+        self._longer[order] = np.maximum.accumulate(np.where(new, every[: len(own)], 0))
+        # How many jobs the k-th longest delays, itself included: the longest of every queue only itself.
+        self._place = (every // queues + 1).astype(np.float64)
+        self._first, self._last = (every % queues == at for at in (0, queues - 1))  # in its place
+        self._ahead = np.zeros(len(own) + 1, dtype=np.int64)
+        self._at = np.zeros(0, dtype=np.int64)
+
+    @property
+    def jobs(self) -> Ints:
+        """Who is there."""
+        jobs: Ints = self._order[self._at]
+        return jobs
+
+    def put(self, here: NDArray[np.bool_]) -> float:
+        """These jobs are there; gives what they take with all whom they delay."""
+        self._here = here[self._order]
+        self._at = np.flatnonzero(self._here)
+        return float(self._sorted[self._at] @ self._place[: len(self._at)])
+
+    def marginal(self, costs: Floats, saved: Floats) -> None:
+        """What each job would cost if it came, and who is there would save if it went, others' places included."""
+        own, jobs, many = self._sorted[self._at], self.jobs, len(self._at)
+        # Who comes after one that goes is one place nearer to the end, if it is first in its place; and so on.
+        nearer, farther = _sum_from(own * self._first[:many]), _sum_from(own * self._last[:many])
+        saved[jobs] = own * self._place[:many] + nearer[1:]
+        np.cumsum(self._here, out=self._ahead[1:])
+        among = self._ahead[self._longer]
+        np.multiply(self._time, self._place[among], out=costs)
+        costs += farther[among]
+        costs[jobs] = np.inf
+
+    def priced(self) -> tuple[Floats, float]:
+        """What each job pays at least in a place, at prices of the places, and what all places bring.
+
+        From one place to the next the price falls by a time between those of the jobs at both, so that everybody likes
+        its own place best of its type's."""
+        many, own = len(self._at), np.append(self._sorted[self._at], 0.0)
+        ends = np.arange(1, -(-many // self.queues) + 1) * self.queues
+        fall = (own[np.minimum(ends - 1, many)] + own[np.minimum(ends, many)]) / 2
+        if many % self.queues:
+            fall[-1] = 0.0  # there is room in the last place
+        price, at = _sum_from(fall), np.searchsorted(-fall, -self._time)
+        return (at + 1) * self._time + price[at], float(self.queues * price.sum())
+
+
+def _put(types: list[_Type], on: Ints) -> float:
+    """Jobs on these types; gives the sum of completion times."""
+    return sum(each.put(on == number) for number, each in enumerate(types))
 
 
 def _longest_first(time: Floats, queues: list[int]) -> Ints:
     """Each to the type where it costs least behind those that were there before it, the longest first."""
-    on, many, rows = np.zeros(len(time), dtype=np.int64), [0] * len(queues), time.tolist()
-    types = [each for each, count in enumerate(queues) if count]
-    for job in np.argsort(-time.min(axis=1), kind="stable").tolist():
-        row = rows[job]
-        best = min(types, key=lambda each: (many[each] // queues[each] + 1) * row[each])
-        on[job], many[best] = best, many[best] + 1
+    order, many, place, best = np.argsort(-time.min(axis=1), kind="stable"), queues.copy(), [1] * len(queues), []
+    for row in time[order].tolist():
+        costs = list(map(mul, place, row))
+        at = costs.index(min(costs))
+        best.append(at)
+        many[at] -= 1
+        if not many[at]:
+            many[at] = queues[at]
+            place[at] += 1
+    on = np.empty_like(order)
+    on[order] = best
     return on
-
-
-def _ordered(time: Floats, on: Ints) -> list[Ints]:
-    """By type: its jobs, the longest first, of equals the last one first."""
-    found = []
-    for each in range(time.shape[1]):
-        jobs = np.flatnonzero(on == each)[::-1]
-        found.append(jobs[np.argsort(-time[jobs, each], kind="stable")])
-    return found
-
-
-def _place(many: int, queues: int) -> Ints:
-    """How many jobs each of so many delays, itself included: the longest of every queue only itself."""
-    place: Ints = np.arange(many) // queues + 1
-    return place
-
-
-def _total(time: Floats, order: list[Ints], queues: Ints) -> float:
-    return sum(float(time[jobs, on] @ _place(len(jobs), queues[on])) for on, jobs in enumerate(order) if len(jobs))
-
-
-def _marginal(time: Floats, order: list[Ints], queues: Ints) -> tuple[Floats, Floats]:
-    """What each job would save where it is, and cost on each type, others' places included."""
-    saved, costs = np.zeros(len(time)), np.full(time.shape, np.inf)
-    for on, jobs in enumerate(order):
-        if not queues[on]:
-            continue
-        own, at = time[jobs, on], np.arange(len(jobs))
-        # Who comes after one that goes is one place nearer to the end, if it is first in its place; and so on.
-        nearer = _sum_from(np.where(at % queues[on] == 0, own, 0.0))
-        farther = _sum_from(np.where(at % queues[on] == queues[on] - 1, own, 0.0))
-        saved[jobs] = own * _place(len(jobs), queues[on]) + nearer[1:]
-        among = np.searchsorted(-own, -time[:, on])
-        costs[:, on] = time[:, on] * (among // queues[on] + 1) + farther[among]
-    return saved, costs
 
 
 def _sum_from(values: Floats) -> Floats:
     """The sums from each on, and nothing at the end."""
-    total: Floats = np.append(np.cumsum(values[::-1])[::-1], 0.0)
+    total = np.zeros(len(values) + 1)
+    np.cumsum(values[::-1], out=total[-2::-1])
     return total
 
 
-def _bound(time: Floats, order: list[Ints], queues: Ints) -> float:
-    """What no matching is below: each job in the place that is cheapest for it, places priced, less what these bring.
-
-    From one place to the next the price falls by a time between those of the jobs at both, so that everybody likes its
-    own place best of its type's."""
-    least, paid = np.full(len(time), np.inf), 0.0
-    for on, jobs in enumerate(order):
-        if not queues[on]:
-            continue
-        own = np.append(time[jobs, on], 0.0)
-        ends = np.arange(1, -(-len(jobs) // queues[on]) + 1) * queues[on]
-        fall = (own[np.minimum(ends - 1, len(jobs))] + own[np.minimum(ends, len(jobs))]) / 2
-        if len(jobs) % queues[on]:
-            fall[-1] = 0.0  # there is room in the last place
-        price, at = _sum_from(fall), np.searchsorted(-fall, -time[:, on])
-        least = np.minimum(least, (at + 1) * time[:, on] + price[at])
-        paid += float(queues[on] * price.sum())
-    return float(least.sum() - paid)
+def _bound(types: list[_Type]) -> float:
+    """What no matching is below: each job in its cheapest place, places priced, less what these bring."""
+    least, brings = zip(*(each.priced() for each in types), strict=True)
+    return float(np.minimum.reduce(least).sum() - sum(brings))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import repeat
+
 import numpy as np
 
 from dovetail.cluster.optimise.placement import Placement
@@ -41,18 +43,20 @@ class AlloX:
             found = f"job {problem.ids[wide]} needs {problem.width[wide]}"
             raise InputError(f"policy allox places jobs on one accelerator each, but {found}; choose another policy")
         placed = Placement(problem)
-        ids = problem.ids.tolist()
-        for job, one in enumerate(ids):
-            if (on := self._type_of.get(one)) is not None and placed.free[on]:
-                placed.put(job, on)
+        had = np.fromiter(map(self._type_of.get, problem.ids.tolist(), repeat(-1)), np.int64, problem.jobs)
+        stays = np.flatnonzero(had >= 0)
+        placed.put_in_turn(stays, had[stays])
         kept = len(placed.type_of)
-        waiting = np.array([job for job in range(len(ids)) if job not in placed.type_of], dtype=np.int64)
+        waits = np.ones(problem.jobs, dtype=np.bool_)
+        waits[list(placed.type_of)] = False
+        waiting = np.flatnonzero(waits)
         waiting = waiting[np.argsort(-problem.age_s[waiting], kind="stable")]
         free, above = sum(placed.free), 0.0
         waiting = waiting[: max(int(self.alpha * len(waiting)), free)]
         if free and len(waiting):
             above = (self._match if len(waiting) <= EXACT else self._queue)(placed, waiting, problem)
-        self._type_of = {ids[job]: on for job, on in placed.type_of.items()}
+        runs = problem.ids[list(placed.type_of)].tolist()
+        self._type_of = dict(zip(runs, placed.type_of.values(), strict=True))
         why = f"{kept} jobs stay, {len(placed.type_of) - kept} of {len(waiting)} matched start"
         if above > _SHOWN:
             why += f", in all at most {100 * above:.2g} % later than could be"
@@ -83,7 +87,7 @@ class AlloX:
 
     def _queue(self, placed: Placement, waiting: Ints, problem: Problem) -> float:
         """The same for many jobs; gives by how much their completion times may add up to more than the least."""
-        free, speed = np.array(placed.free), problem.speed[waiting]
+        free, speed = np.array(placed.free), problem.rates[problem.kind[waiting]]
         able = ((speed > 0) & (free > 0)).any(axis=1)
         waiting, speed = waiting[able], speed[able]
         if not len(waiting):

@@ -128,9 +128,8 @@ def _by_prices(
     option = np.full((int(class_of.max()) + 1, len(ways)), -1)
     better = np.argsort(gain, kind="stable")  # the last one stays
     option[of[better], way[better]] = better
-    mine = option[class_of]
-    saving = np.where(mine >= 0, gain[mine], -inf)
-    plan = choose(saving, ways // widest, ways % widest, counts, gap=_GAP)
+    saving = np.where(option >= 0, gain[option], -inf)
+    plan = choose(saving, ways // widest, ways % widest, counts, of=class_of, gap=_GAP)
     runs = np.flatnonzero(plan.choice >= 0)
-    count = np.bincount(mine[runs, plan.choice[runs]], minlength=len(of))
+    count = np.bincount(option[class_of[runs], plan.choice[runs]], minlength=len(of))
     return count, plan.saved, plan.bound

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
 
 from dovetail.cluster.goodput.fitting import FitMemory
+from dovetail.cluster.optimise.classes import Classes
 from dovetail.cluster.optimise.goodputs import Configurations, Goodputs, limits
 from dovetail.cluster.optimise.shares import nothing
 from dovetail.cluster.policies.base import AdaptiveJobs, Allocation, Floats, Ints, Problem
-from dovetail.cluster.policies.sia import all_ways, as_asked, current, decide
+from dovetail.cluster.policies.sia import alike, all_ways, as_asked, current, decide
 from dovetail.core.registry import policy
 
 _LARGE_S = 8 * 3600.0  # of a whole job on one accelerator: from here on it counts no more than others, and wastes less
@@ -26,6 +27,27 @@ _TELL = 3  # widths that were had on a type tell what the next one does: no more
 _UNSEEN = 2.0  # times the noise that was seen is what larger batches are believed to see
 _LASTS_S = 2400.0  # at least so long is a configuration believed to last, and so to pay for its restart
 _MORE_POINTS = 1.2  # times as many as at the last fit: time for another
+
+
+@dataclass(slots=True, kw_only=True)
+class _Rows:
+    """Jobs, those in one row of which the same is true: by row, and by configuration where it says so."""
+
+    classes: Classes
+    soonest_s: Floats  # by job: to its end, in its best configuration
+    seconds: Floats  # likewise, of the oldest job of each row in every configuration
+    restart_s: Floats
+    hopeful: NDArray[np.bool_]  # by configuration: nobody had as many accelerators, and few widths tell what they do
+    say: Floats
+    longest: NDArray[np.bool_]
+
+    def lasts_s(self, seconds: Floats) -> float:
+        """How long a configuration is believed to last."""
+        of = self.classes.of
+        several = self.classes.count[of] > 1  # none of whom has an application
+        left_s = np.where(several, self.soonest_s, np.min(seconds, axis=1, initial=np.inf)[of])
+        left_s = left_s[np.isfinite(left_s)]
+        return max(_LASTS_S, float(np.median(left_s))) if len(left_s) else _LASTS_S
 
 
 @policy("goodput_lookahead", level="cluster")
@@ -62,8 +84,9 @@ class GoodputLookahead:
             raise ValueError(f"price is {price:g}, expected 0 to 10")
         self._power, self._caution, self._price = power, caution, price
         self._history = _History()
-        self._here: dict[int, float] = {}  # jobs: how long they are believed to be here from coming to end
-        self._gone_s: list[float] = []  # of those that left
+        self._here: Ints = np.zeros(0, dtype=np.int64)  # ids
+        self._stay_s: Floats = np.zeros(0)  # how long they are believed to be here from coming to end
+        self._gone_s: Floats = np.zeros(0)  # likewise, of those that left
         self._own, self._told = Goodputs(), Goodputs()
         self._prices: Floats = np.zeros(0)
 
@@ -71,48 +94,64 @@ class GoodputLookahead:
         if not problem.jobs:
             return nothing(problem, "no jobs")
         known = problem.adaptive
-        rigid = np.arange(problem.jobs) if known is None else np.flatnonzero(known.application < 0)
-        ways = all_ways(problem, rigid)
-        now = current(problem, ways)
-        seconds, restart_s = np.full((problem.jobs, len(ways.on)), np.inf), np.zeros(problem.jobs)
-        hopeful = np.zeros(seconds.shape, dtype=np.bool_)
-        if known is not None and len(rigid) < problem.jobs:
-            seconds, restart_s, hopeful = self._seconds(problem, ways)
-        kind, width = as_asked(problem, rigid)
-        with np.errstate(divide="ignore"):
-            alone = problem.steps_left[rigid][:, None] / problem.rates[kind][:, ways.on]
-        seconds[rigid] = np.where(ways.width == width[:, None], alone, np.inf)
+        ways, rows = self._rows(problem)
+        first, now = rows.classes.first, current(problem, ways)
+        seconds, restart_s, say, longest = rows.seconds, rows.restart_s, rows.say, rows.longest
         runs = np.isfinite(seconds)
-        say, longest = self._say(problem, seconds)
-        large = _whole_s(problem) > _LARGE_S
+        large = _whole_s(problem)[first] > _LARGE_S
         soon = longest & (np.min(seconds * ways.width, axis=1, initial=np.inf) <= _SOON_S)
-        seconds = np.where(hopeful & (longest & ~large)[:, None], seconds / _HOPE, seconds)
+        seconds = np.where(rows.hopeful & (longest & ~large)[:, None], seconds / _HOPE, seconds)
         say = np.where(large, np.where(soon, say, 1.0), np.where(longest, _LONGEST * say, say))[:, None]
-        left_s = np.min(seconds, axis=1, initial=np.inf)
-        lasts_s = max(_LASTS_S, float(np.median(left_s[np.isfinite(left_s)]))) if runs.any() else _LASTS_S
+        lasts_s = rows.lasts_s(seconds) if restart_s.any() else _LASTS_S
         restarts = np.maximum(np.where(runs, seconds, 0.0) / lasts_s, 1.0)  # who has long to go will change again
         pause_s = self._caution * restart_s[:, None] * restarts
-        seconds += np.where(np.arange(len(ways.on)) == now[:, None], 0.0, pause_s)
+        seconds += np.where(np.arange(len(ways.on)) == now[first][:, None], 0.0, pause_s)
         used_s = np.where(runs, seconds * ways.width, 0.0)  # of accelerators
         least_s = np.min(used_s, axis=1, initial=np.inf, where=runs)
         wastes = used_s / np.maximum(least_s, 1e-9)[:, None]
-        dear = np.where(large[:, None], (used_s / _least_there(used_s, runs, ways.on)) ** _WASTE, wastes)
+        dear = wastes.copy()
+        dear[large] = (used_s[large] / _least_there(used_s[large], runs[large], ways.on)) ** _WASTE
         cost = say * (wastes / ways.width) ** self._power + self._price / say * dear
         wait = max(1.1, float(np.max(cost, initial=0.0, where=runs)) + 0.1)  # more than any way to run
         saving = np.where(runs, wait - cost, -np.inf)
         keeps = np.zeros(problem.jobs, dtype=np.bool_) if known is None else (known.pause_s > 0) & (now >= 0)
         if len(self._prices) != len(problem.counts):
             self._prices = np.zeros(len(problem.counts))
-        return decide(problem, ways, saving, now, keeps, self._prices)
+        return decide(problem, ways, saving, rows.classes.of, now, keeps, self._prices)
 
-    def _say(self, problem: Problem, seconds: Floats) -> tuple[Floats, NDArray[np.bool_]]:
+    def _rows(self, problem: Problem) -> tuple[Configurations, _Rows]:
+        """What is known of jobs, those together that are alike and have as much say."""
+        known, kinds = problem.adaptive, alike(problem)
+        adapts = np.zeros(problem.jobs, dtype=np.bool_) if known is None else known.application >= 0
+        rigid = np.flatnonzero(~adapts[kinds.first])
+        ways = all_ways(problem, kinds.first[rigid])
+        kind, width = as_asked(problem, kinds.first[rigid])
+        speed = np.zeros((len(kinds.first), len(ways.on)))
+        speed[rigid] = np.where(ways.width == width[:, None], problem.rates[kind][:, ways.on], 0.0)
+        soonest_s = _over(problem.steps_left, speed.max(axis=1, initial=0.0)[kinds.of])
+        if some := bool(adapts.any()):
+            seconds, restart_s, hopeful = self._seconds(problem, ways)
+            soonest_s = np.where(adapts, np.min(seconds, axis=1, initial=np.inf), soonest_s)
+        say, longest = self._say(problem, soonest_s)
+        classes = alike(problem, np.where(longest, -say, say))
+        first = classes.first
+        alone_s = _over(problem.steps_left[first][:, None], speed[kinds.of[first]])
+        return ways, _Rows(
+            classes=classes,
+            soonest_s=soonest_s,
+            seconds=np.where(adapts[first][:, None], seconds[first], alone_s) if some else alone_s,
+            restart_s=restart_s[first] if some else np.zeros(len(first)),
+            hopeful=hopeful[first] if some else np.zeros(alone_s.shape, dtype=np.bool_),
+            say=say[first],
+            longest=longest[first],
+        )
+
+    def _say(self, problem: Problem, soonest_s: Floats) -> tuple[Floats, NDArray[np.bool_]]:
         """How much jobs count: more, if they will have been here longer than the mean of all so far. And whether they
         are among those who will have been here longest."""
-        stay_s = problem.age_s + np.min(seconds, axis=1, initial=np.inf)
-        stay_s = np.where(np.isfinite(stay_s), stay_s, 0.0)
-        here = dict(zip(problem.ids.tolist(), stay_s.tolist(), strict=True))
-        self._gone_s += [stay for job, stay in self._here.items() if job not in here]
-        self._here = here
+        stay_s = np.where(np.isfinite(soonest_s), problem.age_s + soonest_s, 0.0)
+        self._gone_s = np.append(self._gone_s, self._stay_s[np.isin(self._here, problem.ids, invert=True)])
+        self._here, self._stay_s = problem.ids.copy(), stay_s
         everybody = np.sort(np.append(self._gone_s, stay_s))
         mean_s, long_s = max(float(everybody.mean()), 1.0), _NEARLY * everybody[int(0.99 * len(everybody))]
         say: Floats = np.clip(stay_s / mean_s, 1.0, _SAY)
@@ -151,6 +190,12 @@ class GoodputLookahead:
         restart_s = np.array([one.restart_s or 0.0 for one in known.applications])[of]
         with np.errstate(divide="ignore"):
             return samples[:, None] / goodput, np.where(known.application < 0, 0.0, restart_s), hopeful
+
+
+def _over(steps: Floats, speed: Floats) -> Floats:
+    """Seconds that steps take, for ever where there is no speed."""
+    seconds: Floats = np.where(speed > 0, steps / np.where(speed > 0, speed, 1.0), np.inf)
+    return seconds
 
 
 def _least_there(used_s: Floats, runs: NDArray[np.bool_], on: Ints) -> Floats:

@@ -97,11 +97,14 @@ class Shockwave:
         placed, share = Placement(problem), plan.sum(axis=1)
         soon = (left_s > 0) & (left_s < _SOON * self._horizon_s)
         placed.put_fastest(np.flatnonzero(soon).tolist())
-        for job in np.lexsort((spare_s, share < _ALL)).tolist():
-            on = int(plan[job].argmax())
-            if share[job] > _NOTHING and placed.free[on] >= problem.width[job] and job not in placed.type_of:
-                placed.put(job, on)
-        placed.put_fastest(job for job in np.argsort(-left_s, kind="stable").tolist() if job not in placed.type_of)
+        has = share > _NOTHING
+        has[list(placed.type_of)] = False
+        jobs = np.flatnonzero(has)
+        jobs = jobs[np.lexsort((spare_s[jobs], share[jobs] < _ALL))]
+        placed.put_in_turn(jobs, plan[jobs].argmax(axis=1))
+        if any(placed.free):
+            longest = np.argsort(-left_s, kind="stable").tolist()
+            placed.put_fastest(job for job in longest if job not in placed.type_of)
         return placed
 
 

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 from numpy.typing import NDArray
 
 from dovetail.cluster.goodput.application import MOST_WIDTH
+from dovetail.cluster.optimise.classes import Classes, apart, group
 from dovetail.cluster.optimise.configurations import choose
 from dovetail.cluster.optimise.goodputs import Configurations, Goodputs, configurations
 from dovetail.cluster.optimise.shares import nothing
@@ -46,34 +49,37 @@ class Sia:
     def allocate(self, problem: Problem) -> Allocation:
         if not problem.jobs:
             return nothing(problem, "no jobs")
-        ways, table = self.table(problem)
+        rows = alike(problem)
+        ways, table = self.table(problem, rows.first)
         now = current(problem, ways)
         keeps = np.zeros(problem.jobs, dtype=np.bool_)
         if problem.adaptive is not None:
             keeps = (problem.adaptive.pause_s > 0) & (now >= 0)
-        value = values(table, restart_factor(problem), now, self._power, rounds=self._rounds)
+        factor = restart_factor(problem)[rows.first]
+        value = values(table, factor, now[rows.first], self._power, rounds=self._rounds)
         saving = self._wait - value if self._power < 0 else value - self._wait
         saving = np.where(table > 0, saving, -np.inf)
-        return decide(problem, ways, saving, now, keeps, self._start(len(problem.counts)))
+        return decide(problem, ways, saving, rows.of, now, keeps, self._start(len(problem.counts)))
 
     def _start(self, types: int) -> Floats:
         if self._prices is None or len(self._prices) != types:
             self._prices = np.zeros(types)
         return self._prices
 
-    def table(self, problem: Problem) -> tuple[Configurations, Floats]:
-        """Configurations, and the normalised goodput of every job in each, 0 where it may not run."""
+    def table(self, problem: Problem, jobs: Ints | None = None) -> tuple[Configurations, Floats]:
+        """Configurations, and the normalised goodput of these jobs (by default all) in each, 0 where it may not run."""
         known = problem.adaptive
-        rigid = np.arange(problem.jobs) if known is None else np.flatnonzero(known.application < 0)
-        kind, width = as_asked(problem, rigid)
+        jobs = np.arange(problem.jobs) if jobs is None else jobs
+        rigid = np.arange(len(jobs)) if known is None else np.flatnonzero(known.application[jobs] < 0)
+        kind, width = as_asked(problem, jobs[rigid])
         scaled = problem.scaled if self._scales else None
-        ways = all_ways(problem, rigid, scaled is not None)
-        table = np.zeros((problem.jobs, len(ways.on)))
+        ways = all_ways(problem, jobs[rigid], scaled is not None)
+        table = np.zeros((len(jobs), len(ways.on)))
         if known is not None:
-            table = self._goodputs.table(problem, ways, known.batch)
-        least = np.ones(problem.jobs)
+            table = self._goodputs.table(problem, ways, known.batch)[jobs]
+        least = np.ones(len(jobs))
         if len(rigid) and scaled is not None and problem.kind_width is not None:
-            may = scaled[problem.kind[rigid]]
+            may = scaled[problem.kind[jobs[rigid]]]
             widths = np.where(may >= 0, problem.kind_width[may], 0)
             same = widths[:, :, None] == ways.width
             table[rigid] = np.where(same, problem.rates[may][:, :, ways.on], 0.0).max(axis=1, initial=0.0)
@@ -83,6 +89,14 @@ class Sia:
             least[rigid] = width
         smallest = np.min(table, axis=1, initial=np.inf, where=table > 0)
         return ways, table / np.where(np.isfinite(smallest), smallest, 1.0)[:, None] * least[:, None]
+
+
+def alike(problem: Problem, *traits: NDArray[Any]) -> Classes:
+    """Jobs without an application that are of one kind and width, and equal in these traits; others are alone."""
+    if problem.adaptive is None:
+        return group(problem.kind, problem.width, *traits, keys=False)
+    own = np.where(problem.adaptive.application < 0, -1, np.arange(problem.jobs))
+    return group(problem.kind, problem.width, own, *traits, keys=False) if own.min() < 0 else apart(problem.jobs)
 
 
 def as_asked(problem: Problem, rigid: Ints) -> tuple[Ints, Ints]:
@@ -100,8 +114,8 @@ def as_asked(problem: Problem, rigid: Ints) -> tuple[Ints, Ints]:
 
 
 def all_ways(problem: Problem, rigid: Ints, scales: bool = False) -> Configurations:
-    """Configurations for adaptive jobs, and for these others of any width: as they ask, or as their models may have if
-    that `scales`."""
+    """Configurations for adaptive jobs, if there are any, and for these others of any width: as they ask, or as their
+    models may have if that `scales`."""
     per_server = np.maximum(problem.counts if problem.adaptive is None else problem.adaptive.per_server, 1)
     ways, widths = configurations(problem.counts, per_server), np.unique(as_asked(problem, rigid)[1])
     if scales and problem.scaled is not None and problem.kind_width is not None:
@@ -115,7 +129,11 @@ def all_ways(problem: Problem, rigid: Ints, scales: bool = False) -> Configurati
         if width <= count and (on, width) not in known
     ]
     added = np.array(more, dtype=np.int64).reshape(-1, 3).T
-    return Configurations(*(np.concatenate(both) for both in zip(ways, added, strict=True)))
+    ways = Configurations(*(np.concatenate(both) for both in zip(ways, added, strict=True)))
+    if problem.adaptive is not None:
+        return ways
+    asked = np.isin(ways.width, widths)
+    return Configurations(*(column[asked] for column in ways))
 
 
 def current(problem: Problem, ways: Configurations) -> Ints:
@@ -136,7 +154,8 @@ def restart_factor(problem: Problem) -> Floats:
     by_application = np.array([RESTART_S.get(one.name, USUAL_RESTART_S) for one in known.applications] + [0.0])
     cost = by_application[known.application]
     worked = np.maximum(problem.age_s - known.restarts * cost, 0.0)
-    factor: Floats = np.where((problem.age_s < cost) | (known.on < 0), 1.0, worked / (problem.age_s + cost))
+    like_new = (problem.age_s < cost) | (known.on < 0) | (known.application < 0)
+    factor: Floats = np.where(like_new, 1.0, worked / np.maximum(problem.age_s + cost, 1e-9))
     return factor
 
 
@@ -150,15 +169,21 @@ def values(table: Floats, factor: Floats, now: Ints, power: float, *, rounds: bo
 
 
 def decide(
-    problem: Problem, ways: Configurations, saving: Floats, now: Ints, keeps: NDArray[np.bool_], prices: Floats
+    problem: Problem,
+    ways: Configurations,
+    saving: Floats,
+    of: Ints,
+    now: Ints,
+    keeps: NDArray[np.bool_],
+    prices: Floats,
 ) -> Allocation:
-    """The plan that saves most, as an allocation."""
+    """The plan that saves most, as an allocation; `of` is the row of `saving` that tells of a job."""
     free, chosen = problem.counts.copy(), np.where(keeps, now, -1)
     kept = np.flatnonzero(keeps)
     np.subtract.at(free, ways.on[now[kept]], ways.width[now[kept]])
     others = np.flatnonzero(~keeps)
     gap = 0.0 if problem.counts.sum() <= _SMALL else _GAP
-    plan = choose(saving[others], ways.on, ways.width, np.maximum(free, 0), gap=gap, prices=prices)
+    plan = choose(saving, ways.on, ways.width, np.maximum(free, 0), of=of[others], gap=gap, prices=prices)
     chosen[others] = plan.choice
     runs = np.flatnonzero(chosen >= 0)
     share, kind = np.zeros((problem.jobs, len(problem.types))), problem.kind.copy()
