@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from dovetail.cluster.policies.base import Ints
 
-_FEW, _SPARSE = 100_000, 8  # codes, and codes for each job: more are sorted, not counted
+_FEW, _SPARSE = 100_000, 16  # codes, and codes for each job: more are sorted, not counted
 
 
 @dataclass(slots=True)

@@ -104,7 +104,9 @@ def _price(saving: Floats, many: Ints, on: Ints, width: Ints, counts: Ints, pric
         reduced = saving - (price @ types)[:, None]
         best = np.maximum(reduced.max(axis=0), 0.0)
         value = float(best @ size + price @ counts)
-        weight = np.exp(np.maximum((reduced - best) / blur, _NEVER))
+        weight = reduced - best  # in place from here on: there are many, and memory is what takes time
+        weight /= blur
+        np.exp(np.maximum(weight, _NEVER, out=weight), out=weight)
         weight /= weight.sum(axis=0) + np.exp(np.maximum(-best / blur, _NEVER))
         wants = types @ weight
         slope = counts - wants @ size
@@ -134,7 +136,9 @@ def _fill(saving: Floats, reduced: Floats, likely: Floats, of: Ints, on: Ints, w
     order = np.argsort((two[:, 0] - two[:, 1])[of], kind="stable")
     spread = np.arange(1, len(of) + 1) * _GOLDEN % 1.0
     row = of[order]
-    drawn = (np.cumsum(likely, axis=0)[:, row] <= spread).sum(axis=0)
+    drawn = np.zeros(len(of), dtype=np.int64)
+    for so_far in np.cumsum(likely, axis=0):
+        drawn += so_far[row] <= spread
     wish = np.where(drawn < len(on), drawn, -1)
 
     def instead(jobs: Ints, room: Bools) -> Ints:
@@ -152,12 +156,14 @@ def _improved(saving: Floats, of: Ints, choice: Ints, on: Ints, width: Ints, fre
     saved = np.column_stack([saving, np.zeros(len(saving))])  # the last one is to wait
     there, taken = np.append(on, -1), np.append(width, 0)
 
-    def first(jobs: Ints) -> tuple[Ints, Ints, Floats]:
+    def first(jobs: Ints, row: Ints, rows: int) -> tuple[Ints, Ints, Floats]:
         """Of all that save and have the same the first one: which, its row, and what it gains."""
-        heads = jobs[np.unique(of[jobs] * len(there) + choice[jobs], return_index=True)[1]]
+        heads = np.full((rows, len(there)), -1)
+        heads[row[::-1], choice[jobs[::-1]]] = jobs[::-1]
+        heads = heads[heads >= 0]
         return heads, of[heads], saving[of[heads]] - saved[of[heads], choice[heads]][:, None]
 
-    head, row, gain = first(np.arange(len(of)))
+    head, row, gain = first(np.arange(len(of)), of, len(saving))
     while True:
         room = np.where(there[:, None] == on, taken[:, None], 0) + free[on]
         may = np.where((width <= room)[choice[head]], gain, -inf)
@@ -172,7 +178,8 @@ def _improved(saving: Floats, of: Ints, choice: Ints, on: Ints, width: Ints, fre
         choice[job] = at
         free[on[at]] -= width[at]
         others = row != of[job]
-        changed = first(np.flatnonzero(of == of[job]))
+        same = np.flatnonzero(of == of[job])
+        changed = first(same, np.zeros_like(same), 1)
         head, row, gain = (
             np.concatenate([old[others], new]) for old, new in zip((head, row, gain), changed, strict=True)
         )

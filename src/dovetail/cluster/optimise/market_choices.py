@@ -92,26 +92,36 @@ class Bidders:
         second, low = np.where(mixed, second, first), self.gain[first, jobs]
         high, low_cost, high_cost = self.gain[second, jobs], cost[first, jobs], cost[second, jobs]
         level, rise = np.where(mixed, level, low), np.where(mixed, high - low, 1.0)
-        before, after = self._slope(level - NUDGE), self._slope(level + NUDGE)
+        after = self._slope(slice(None), level + NUDGE)
         slope = np.where(mixed, slope, np.maximum(after, slope))
-        below = low - self.gain
-        steps = np.where(mixed, below / rise, 0.0)
-        margin = slope * below - (low_cost - cost)  # by which another type would be worse
+        steps = low - self.gain
+        margin = slope * steps  # by which another type would be worse
+        margin -= low_cost - cost
+        steps /= rise  # in place from here on: there are many, and memory is what takes time
+        steps *= mixed
+        away = np.abs(steps) * high_cost
+        steps += 1
+        away += np.multiply(np.abs(steps, out=steps), low_cost, out=steps)
+        away += cost
         with np.errstate(divide="ignore", invalid="ignore"):
-            away = margin / (np.abs(steps) * high_cost + np.abs(1 + steps) * low_cost + cost)
-            bend = np.minimum(np.where(held, np.inf, before) - slope, slope - after) * rise / (low_cost + high_cost)
+            np.divide(margin, away, out=away)
         tied = (mixed & ~held) & (margin <= TIE * self.market.width) & (self.gain > level)
         tied[second, jobs] = False
         away[np.isnan(away)] = 0.0
         away[tied] = away[first, jobs] = away[second, jobs] = np.inf
-        distance = np.nan_to_num(np.minimum(away.min(axis=0), np.where(mixed, np.nan_to_num(bend), np.inf)))
+        distance, between = away.min(axis=0), np.flatnonzero(mixed)
+        before = np.where(held[between], np.inf, self._slope(between, level[between] - NUDGE))
+        with np.errstate(divide="ignore", invalid="ignore"):
+            bend = np.minimum(before - slope[between], (slope - after)[between]) * rise[between]
+            bend /= (low_cost + high_cost)[between]
+        distance[between] = np.minimum(distance[between], np.nan_to_num(bend))
         spare_s, bound = longest_s - self.market.left_s + self.whole_s * level, np.flatnonzero(held)
         spare_s[bound] = self.whole_s[bound] * self._to_bend(bound, level[bound], low[bound], high[bound])
         return MarketChoices(
             first=first,
             second=second,
             part=np.where(mixed, (level - low) / rise, 0.0),
-            distance=distance,
+            distance=np.nan_to_num(distance),
             distance_s=spare_s,
             held=held,
             eased=np.where(held, 1 / (self.whole_s * rise), 0.0),
@@ -160,11 +170,11 @@ class Bidders:
         until: Floats = POINTS[parts] - self.market.progress[job]
         return until
 
-    def _slope(self, at: Floats) -> Floats:
+    def _slope(self, job: Ints | slice, at: Floats) -> Floats:
         """What more progress is worth there."""
-        part = np.searchsorted(POINTS, self.market.progress + at, side="right") - 1
-        slope: Floats = np.append(SLOPES, -np.inf)[np.maximum(part, 0)] * self.weight
-        return slope + np.where(at < self.promised, self.late, 0.0)
+        part = np.searchsorted(POINTS, self.market.progress[job] + at, side="right") - 1
+        slope: Floats = np.append(SLOPES, -np.inf)[np.maximum(part, 0)] * self.weight[job]
+        return slope + np.where(at < self.promised[job], self.late[job], 0.0)
 
     def _to_bend(self, job: Ints, level: Floats, low: Floats, high: Floats) -> Floats:
         """How far progress is from where its worth or its cost bends."""

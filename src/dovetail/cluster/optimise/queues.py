@@ -88,9 +88,11 @@ class _Type:
         self._longer[order] = np.maximum.accumulate(np.where(new, every[: len(own)], 0))
         # How many jobs the k-th longest delays, itself included: the longest of every queue only itself.
         self._place = (every // queues + 1).astype(np.float64)
-        self._first, self._last = (every % queues == at for at in (0, queues - 1))  # in its place
+        # 1 for who is the first, or the last, in its place, else 0.
+        self._first, self._last = ((every % queues == at).astype(np.float64) for at in (0, queues - 1))
         self._ahead = np.zeros(len(own) + 1, dtype=np.int64)
-        self._at = np.zeros(0, dtype=np.int64)
+        self._here, self._at, self._takes = np.zeros(len(own), dtype=np.bool_), np.zeros(0, dtype=np.int64), 0.0
+        self._changed = True
 
     @property
     def jobs(self) -> Ints:
@@ -100,12 +102,18 @@ class _Type:
 
     def put(self, here: NDArray[np.bool_]) -> float:
         """These jobs are there; gives what they take with all whom they delay."""
-        self._here = here[self._order]
-        self._at = np.flatnonzero(self._here)
-        return float(self._sorted[self._at] @ self._place[: len(self._at)])
+        here = here[self._order]
+        if (here != self._here).any():
+            self._here, self._at, self._changed = here, np.flatnonzero(here), True
+            self._takes = float(self._sorted[self._at] @ self._place[: len(self._at)])
+        return self._takes
 
     def marginal(self, costs: Floats, saved: Floats) -> None:
-        """What each job would cost if it came, and who is there would save if it went, others' places included."""
+        """What each job would cost if it came, and who is there would save if it went, others' places included; these
+        are as they were where nobody came or went."""
+        if not self._changed:
+            return
+        self._changed = False
         own, jobs, many = self._sorted[self._at], self.jobs, len(self._at)
         # Who comes after one that goes is one place nearer to the end, if it is first in its place; and so on.
         nearer, farther = _sum_from(own * self._first[:many]), _sum_from(own * self._last[:many])

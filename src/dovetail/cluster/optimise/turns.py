@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from dovetail.cluster.policies.base import Ints
 
-_BLOCK = 4096  # jobs that are looked at together
+_BLOCK = 2048  # jobs that are looked at together
 
 
 def in_turn(

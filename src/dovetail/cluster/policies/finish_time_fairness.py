@@ -28,9 +28,9 @@ class Isolation:
         """How long the steps that jobs had left when they were seen last would take in isolation."""
         return self._left / self._rate
 
-    def finish(self, problem: Problem) -> FinishDemand:
-        """What everybody's finish is measured against now."""
-        rate = (isolated_share(problem) * problem.speed).sum(axis=1)
+    def finish(self, problem: Problem, part: Floats | None = None) -> FinishDemand:
+        """What everybody's finish is measured against now; `part` is the isolated share, if it is there already."""
+        rate = ((isolated_share(problem) if part is None else part) * problem.speed).sum(axis=1)
         rate = np.where(rate > 0, rate, 1.0)
         done_s = np.zeros(problem.jobs)
         _, old, new = np.intersect1d(self._ids, problem.ids, assume_unique=True, return_indices=True)

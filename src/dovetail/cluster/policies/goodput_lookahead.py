@@ -99,7 +99,8 @@ class GoodputLookahead:
         seconds, restart_s, say, longest = rows.seconds, rows.restart_s, rows.say, rows.longest
         runs = np.isfinite(seconds)
         large = _whole_s(problem)[first] > _LARGE_S
-        soon = longest & (np.min(seconds * ways.width, axis=1, initial=np.inf) <= _SOON_S)
+        soon = large & longest
+        soon[soon] = np.min(seconds[soon] * ways.width, axis=1, initial=np.inf) <= _SOON_S
         seconds = np.where(rows.hopeful & (longest & ~large)[:, None], seconds / _HOPE, seconds)
         say = np.where(large, np.where(soon, say, 1.0), np.where(longest, _LONGEST * say, say))[:, None]
         lasts_s = rows.lasts_s(seconds) if restart_s.any() else _LASTS_S
@@ -107,12 +108,12 @@ class GoodputLookahead:
         pause_s = self._caution * restart_s[:, None] * restarts
         seconds += np.where(np.arange(len(ways.on)) == now[first][:, None], 0.0, pause_s)
         used_s = np.where(runs, seconds * ways.width, 0.0)  # of accelerators
-        least_s = np.min(used_s, axis=1, initial=np.inf, where=runs)
+        least_s = np.where(runs, used_s, np.inf).min(axis=1, initial=np.inf)
         wastes = used_s / np.maximum(least_s, 1e-9)[:, None]
         dear = wastes.copy()
         dear[large] = (used_s[large] / _least_there(used_s[large], runs[large], ways.on)) ** _WASTE
         cost = say * (wastes / ways.width) ** self._power + self._price / say * dear
-        wait = max(1.1, float(np.max(cost, initial=0.0, where=runs)) + 0.1)  # more than any way to run
+        wait = max(1.1, float(np.where(runs, cost, 0.0).max(initial=0.0)) + 0.1)  # more than any way to run
         saving = np.where(runs, wait - cost, -np.inf)
         keeps = np.zeros(problem.jobs, dtype=np.bool_) if known is None else (known.pause_s > 0) & (now >= 0)
         if len(self._prices) != len(problem.counts):

@@ -25,9 +25,10 @@ class _Promises:
         self._known = np.zeros((4, 0))  # steps at its arrival; last promise; sum of promise x seconds; seconds
         self._now_s = 0.0
 
-    def renew(self, problem: Problem, slower: Floats) -> tuple[Floats, Floats]:
-        """The sizes of jobs and what they are promised, now that it is said anew; `slower` is the forecast."""
-        latest = self._isolation.finish(problem).against
+    def renew(self, problem: Problem, part: Floats, slower: Floats) -> tuple[Floats, Floats]:
+        """The sizes of jobs and what they are promised, now that it is said anew; `part` is an equal part of every
+        type, `slower` the forecast."""
+        latest = self._isolation.finish(problem, part).against
         latest += (slower - 1) * self._isolation.left_s
         known = np.stack([problem.steps_left, latest, np.zeros(problem.jobs), np.zeros(problem.jobs)])
         _, old, new = np.intersect1d(self._ids, problem.ids, assume_unique=True, return_indices=True)
@@ -72,7 +73,7 @@ class Shockwave:
         full = np.where(runs, alone, 1.0) / fair
         slower = _forecast(problem, part)
         left_s = np.where(runs, slower * problem.steps_left / full, 0.0)  # if it had all of its time
-        steps, promised_s = self._promises.renew(problem, slower)
+        steps, promised_s = self._promises.renew(problem, part, slower)
         to_promise_s = promised_s - problem.age_s
         market = Market(
             width=problem.width,
