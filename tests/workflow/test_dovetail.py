@@ -135,6 +135,15 @@ def test_in_a_calm_pool_nobody_loads_a_copy_who_is_served_sooner_without() -> No
     assert (figures.loads, figures.response_s.max) == (1, 31.0)
 
 
+@pytest.mark.parametrize("load_s", [0.0, 0.2, 1.0])
+def test_the_last_empty_gpus_are_for_those_who_would_have_to_switch(load_s: float) -> None:
+    of = ["m0"] * 20 + ["m0", "m1", "m2", "m3"] * 25
+    rows = [row(f"r{i}", m, 0.0, 0.05) for i, m in enumerate(of)]
+    figures = simulate(problem({f"m{i}": model(load_s=load_s) for i in range(4)}, rows, "4"))
+    assert figures.switches == 0
+    assert figures.makespan_s < load_s + 3.0
+
+
 def test_a_second_copy_is_not_loaded_while_others_wait_for_that_gpu() -> None:
     names = ["m0", "m1", "m2", "m3"]
     rows = [

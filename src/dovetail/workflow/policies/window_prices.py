@@ -69,6 +69,7 @@ class WindowPrices:
             self._lot *= _COLD
         self._few: list[tuple[int, str]] | None = None
         self._spare: list[int] | None = None
+        self._nowhere: list[Queue] | None = None  # whose model is loaded nowhere
         self._states: dict[str, ModelState] = {}
 
     def _is_any_warm(self) -> bool:
@@ -179,7 +180,8 @@ class WindowPrices:
         if not options:
             return None
         best = min(options)
-        if best.setup_s and warm and not ready and not self._is_worth_a_copy(queue, warm, best):
+        is_load = best.setup_s or self._is_cold(queue.model, best.window)
+        if is_load and warm and not ready and not self._is_worth_a_copy(queue, warm, best):
             return None
         return None if not view.level and self._is_faster_soon(queue, node, best, len(warm)) else best
 
@@ -214,7 +216,7 @@ class WindowPrices:
         view, model = self._view, queue.model
         setup_s, run_s = view.setup_s(window, model), view.run_s(node, window)
         crowd = self._crowd_loss(model, window, setup_s + run_s) if self._demand.rooms else 0.0
-        if not setup_s:
+        if not setup_s and not self._is_cold(model, window):
             return WindowOption(run_s + crowd, window, 0.0, 0.0, 0.0)
         loss = return_s = 0.0
         away_s = setup_s + queue.gpu_s / queue.width / self._speed(model, window)
@@ -224,9 +226,14 @@ class WindowPrices:
             return_s += self._return_s(model, other) / queue.width
             loss += self._loss(other, windows, away_s + back_s, back_s, window)
         if not broken and view.residents.holders.get(model):
-            loss = self._stranger_loss(window, away_s)
+            loss = self._empty_loss(model, window, away_s)
         waiting = 1 if warm else queue.count
         return WindowOption(waiting * setup_s + run_s + loss + crowd, window, setup_s, loss, return_s)
+
+    def _is_cold(self, model: str, window: Window) -> bool:
+        """Whether it must be loaded there, be it in no time."""
+        held = self._view.residents.held
+        return any(model not in held[gpu] for gpu in window)
 
     def _broken(self, window: Window, model: str) -> dict[str, list[Window]]:
         """Which complete windows of other models this one would break. What is left of a broken one counts as empty."""
@@ -293,14 +300,20 @@ class WindowPrices:
                     if state.windows - self._speed(model, (gpu,)) > state.needed:
                         yield gpu
 
-    def _stranger_loss(self, window: Window, away_s: float) -> float:
-        """What models that nobody has seen yet lose if the last empty GPUs are gone when they come."""
-        strangers = self._demand.strangers(self._view.now, away_s)
-        if not strangers:
-            return 0.0
-        view = self._view
-        empty = sum(not held for gpu, held in enumerate(view.residents.held) if gpu not in view.off) - len(window)
-        return max(0.0, strangers - max(0, empty)) * away_s / 2
+    def _empty_loss(self, model: str, window: Window, away_s: float) -> float:
+        """What those lose for whom no empty GPU is left: models that nobody has seen yet, and those that nodes wait for
+        and that are loaded nowhere, where a load onto an empty GPU is cheaper than a switch."""
+        view, strangers = self._view, self._demand.strangers(self._view.now, away_s)
+        left = sum(not held for gpu, held in enumerate(view.residents.held) if gpu not in view.off) - len(window)
+        loss = max(0.0, strangers - max(0, left)) * away_s / 2
+        if self._nowhere is None:
+            self._nowhere = [queue for queue in view.queues.values() if not view.residents.holders.get(queue.model)]
+        for queue in self._nowhere:
+            left -= queue.width
+            if left < 0:
+                dearer_s = view.residents.reload_s(model, queue.model) - self._demand.least_setup_s[queue.model]
+                loss += queue.count * max(0.0, dearer_s)
+        return loss
 
     def _crowd_loss(self, model: str, window: Window, busy_s: float) -> float:
         """What those lose who can run only here."""
