@@ -304,6 +304,44 @@ def test_a_manifest_of_somebody_else_is_not_looked_at(tmp_path: Path, text: str)
     assert torch.equal(mapped_rows(tmp_path / "out"), 2 * whole)
 
 
+def test_frames_become_columns(tmp_path: Path) -> None:
+    pandas = pytest.importorskip("pandas")
+    frame = pandas.DataFrame({"a": np.arange(9.0)}, index=pandas.Index([f"row {i}" for i in range(9)], name="name"))
+    with dispatcher(lambda rows: rows.assign(twice=2 * rows["a"])) as both:
+        both.map(frame, tmp_path / "out", items=4, to="parquet")
+    found = pandas.concat([pandas.read_parquet(path) for path in sorted((tmp_path / "out").glob("*.parquet"))])
+    pandas.testing.assert_frame_equal(found, frame.assign(twice=2 * frame["a"]))
+
+
+@pytest.mark.parametrize(
+    ("to", "result", "said"),
+    [
+        ("npy", np.ma.masked_array([1, 2], mask=[True, False]), "MaskedArray cannot be written as npy"),
+        ("safetensors", np.array(["a", "b"]), "cannot be written as safetensors: can't convert"),
+        ("safetensors", torch.eye(2).to_sparse(), "cannot be written as safetensors: "),
+        ("parquet", torch.ones(2, dtype=torch.complex64), "cannot be written as parquet: "),
+        ("parquet", torch.ones(2, 0), "cannot be written as parquet: "),
+    ],
+)
+def test_what_a_format_has_no_place_for_is_refused(tmp_path: Path, to: str, result: Any, said: str) -> None:
+    with pytest.raises(InputError, match=said):
+        write_rows(tmp_path / f"a.{to}", result)
+    assert not list(tmp_path.iterdir())
+
+
+def test_shards_of_an_iterable_that_was_longer_are_found(tmp_path: Path) -> None:
+    def go(pieces: int) -> Any:
+        with dispatcher() as both:
+            return both.map((torch.ones(4) for _ in range(pieces)), tmp_path / "out", items=4, to="npy")
+
+    go(5)
+    manifest = tmp_path / "out" / "manifest.json"
+    manifest.write_text(manifest.read_text().replace('"complete": true', '"complete": false'))
+    with pytest.raises(InputError, match=r"000003.npy: lies behind the end of the dataset, 3 shards; name another"):
+        go(3)
+    assert go(6).shards_before == 5
+
+
 @pytest.mark.parametrize("to", ["safetensors", "parquet"])
 def test_parts_that_would_have_one_name_in_a_file_are_refused(tmp_path: Path, to: str) -> None:
     with pytest.raises(InputError, match=r"a\.b: two parts of the result have this name"):

@@ -95,13 +95,17 @@ class _Mapping:
             devices = carry_out(progress or (lambda done, total: None))
             self._complete()
         shards = self._manifest.shards or []
-        items, before = sum(map(len, shards)), sum(len(each) for each in shards if each.number in self._done)
-        was = len(self._done)
-        return MapReport(self._out, len(shards), items, was, before, perf_counter() - begun, devices)
+        before = [each for each in shards if each.number in self._done]
+        items, items_before = sum(map(len, shards)), sum(map(len, before))
+        return MapReport(self._out, len(shards), items, len(before), items_before, perf_counter() - begun, devices)
 
     def _complete(self) -> None:
         self._manifest.shards = shards = self._dataset.ranges or []
-        left = {each.number for each in shards} - self._manifest.done(self._out)
+        numbers, found = {each.number for each in shards}, self._manifest.done(self._out)
+        if found - numbers:  # of an iterable that was longer before
+            more = self._manifest.path(self._out, min(found - numbers))
+            raise InputError(f"{more}: lies behind the end of the dataset, {len(shards)} shards; name another folder")
+        left = numbers - found
         if left:
             raise DovetailError(f"{self._out}: {len(left)} of {len(shards)} shards are missing, such as {min(left)}")
         self._manifest.complete = True

@@ -36,34 +36,36 @@ def _module(name: str, package: str) -> Any:
 
 def read_rows(path: Path, start: int, stop: int) -> Any:
     """The rows of a file from start to stop."""
-    with _reading(path):
+    with _named(f"{path}: cannot be read as {path.suffix}"):
         return FORMATS[path.suffix[1:]].read(path, start, stop)
 
 
 def size_of(path: Path) -> tuple[int, int]:
     """How many rows a file has, and about how many bytes they take in memory."""
-    with _reading(path):
+    with _named(f"{path}: cannot be read as {path.suffix}"):
         return FORMATS[path.suffix[1:]].size(path)
 
 
 def write_rows(path: Path, result: Any) -> None:
     """A result as a file of the format that its suffix names: whole on the disk before it has its name."""
+    to = path.suffix[1:]
     with written_whole(path) as file:
-        FORMATS[path.suffix[1:]].write(file, result)
+        with _named(f"the result cannot be written as {to}", OSError):
+            FORMATS[to].write(file, result)
         file.flush()
         os.fsync(file.fileno())
 
 
 @contextmanager
-def _reading(path: Path) -> Iterator[None]:
-    """Whatever a library says of a file that it cannot read, in one sentence with the file's name."""
+def _named(what: str, others: type[Exception] = MemoryError) -> Iterator[None]:
+    """Whatever a library says of what it cannot do, in one sentence that names it; `others` are told elsewhere."""
     try:
         yield
-    except (DovetailError, MemoryError):
+    except (DovetailError, MemoryError, others):
         raise
     except Exception as error:
         text = " ".join(str(error).split()) or type(error).__name__
-        raise InputError(f"{path}: cannot be read as {path.suffix}: {text}") from error
+        raise InputError(f"{what}: {text}") from error
 
 
 def check_format(to: str) -> str:
@@ -81,7 +83,7 @@ def named_arrays(result: Any, to: str) -> dict[str, np.ndarray[Any, Any] | Tenso
     """
     found = {}
     for place, leaf in leaves(result, ""):
-        if not isinstance(leaf, Tensor | np.ndarray):
+        if not isinstance(leaf, Tensor | np.ndarray) or isinstance(leaf, np.ma.MaskedArray):
             where = f"{place[1:]}: " if place else ""
             raise InputError(f"{where}{type(leaf).__name__} cannot be written as {to}; expected tensors or arrays")
         name = place[1:] or "result"
@@ -195,8 +197,8 @@ def _table(result: Any) -> Any:
         return result
     if hasattr(result, "to_arrow"):
         return result.to_arrow()
-    if type(result).__module__.startswith("pandas."):
-        return arrow.Table.from_pandas(result, preserve_index=False)
+    if hasattr(result, "iloc") and hasattr(result, "columns"):  # of pandas
+        return arrow.Table.from_pandas(result)
     columns = {}
     for name, leaf in named_arrays(result, "parquet").items():
         array = _array(name, leaf, "parquet")
