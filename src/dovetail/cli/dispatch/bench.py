@@ -5,7 +5,18 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated
 
-from dovetail.cli.common import Force, Format, Pairs, pairs, print_json, print_table, progress, value, whole_numbers
+from dovetail.cli.common import (
+    Force,
+    Format,
+    Pairs,
+    Whole,
+    pairs,
+    print_json,
+    print_table,
+    progress,
+    value,
+    whole_numbers,
+)
 from dovetail.cli.complete import PYTHON_NAMES, policies_of
 from dovetail.cli.dispatch.words import check_outputs, file_of
 
@@ -18,12 +29,12 @@ def bench(
     shape: str | None = None,
     dtype: str = "float32",
     batch: Annotated[str | None, PYTHON_NAMES] = None,
-    dim: int | None = None,
+    dim: Whole | None = None,
     policies: Annotated[str | None, policies_of("dispatch")] = None,
     scheduler: str | None = None,
     name: str | None = None,
     option: Pairs | None = None,
-    repeats: int = 5,
+    repeats: Whole = 5,
     journal: Path | None = None,
     force: Force = False,
     format: Format = "table",
