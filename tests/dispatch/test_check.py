@@ -135,12 +135,22 @@ def told_twice(lines: Lines, number: int) -> None:
         column.insert(at + 1, column[at])
 
 
+def out_of_order(lines: Lines) -> None:
+    """What the scheduler was told first stands last."""
+    asks = columns(lines, "asks")
+    at = asks["call"].index("done")
+    for column in asks.values():
+        column.append(column.pop(at))
+
+
 def dearer(lines: Lines) -> None:
     asks = columns(lines, "asks")
     asks["number"][asks["call"].index("done")] += 1
 
 
 FAULTS: list[tuple[str, str, Callable[[Lines], Any]]] = [
+    ("log", "behind what was at", out_of_order),
+    ("summary", "found 30001, expected 30000", lambda lines: lines[-1]["summary"].update(total=30_001)),
     ("gap", "were not done", lambda lines: drop(lines, 0)),
     ("log", "it is not recorded", lambda lines: drop(lines, 3)),
     ("double", "were done by", lambda lines: again(lines, 2)),
@@ -211,6 +221,11 @@ def test_a_device_that_was_faster_than_ever_is_a_note_and_no_beaten_bound(tmp_pa
     report = check_journal(path)
     assert report.valid, report.faults
     assert any("lucky kept 1." in note for note in report.notes)
+
+
+def test_of_a_peak_of_nothing_no_multiple_is_told(journal: Path) -> None:
+    report = check_journal(changed(journal, lambda lines: lines[0]["facts"].update(peaks=[0, 0])))
+    assert not any("times the best rate" in note for note in report.notes)
 
 
 def test_without_noise_nothing_is_faster_than_its_curve(tmp_path: Path) -> None:

@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from itertools import zip_longest
+from math import inf
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -112,6 +113,7 @@ class BatchRules:
         self._told: Counter[_Life] = Counter()
         self._given: dict[tuple[int, int, int], float] = {}
         self._answers: list[list[int]] | None = None  # to what was asked last, until they are met
+        self._clock_s = -inf  # when the scheduler was asked or told something last
         self._summary: dict[str, Any] = {}
 
     @property
@@ -165,6 +167,9 @@ class BatchRules:
         columns = asks.call, asks.device, asks.start, asks.stop, asks.clock_s, asks.number
         for call, device, start, stop, clock_s, number in zip(*columns, strict=False):
             t = clock_s - self._facts.zero_s
+            if t < self._clock_s:
+                self._findings.add("log", call, f"is told at {t:.9g} s, behind what was at {self._clock_s:.9g} s")
+            self._clock_s = t
             if call == "ask" and stop > start:
                 self._given[device, start, stop] = t
             elif call in _ENDS and (device, start, stop) in self._given:
@@ -229,6 +234,8 @@ class BatchRules:
             if stop > at:
                 at, last = stop, job
         total = summary.total if self._facts.items is None else self._facts.items
+        if summary.total != total:
+            self._findings.add("summary", "total", f"found {summary.total}, expected {total}")
         done = [(start, stop) for start, stop, _ in (*self._done, *before)]
         if not self._facts.shared:
             for start, stop in gaps([*done, *summary.missing], total):
@@ -271,7 +278,7 @@ class BatchRules:
                 self._findings.add("summary", f"items on {name}", f"found {summary.items.get(name)}, expected {items}")
             if self._exact and kept > (known or 0.0) and not close(kept, known or 0.0):
                 self._findings.add("peak", name, f"kept {kept} items/s, expected at most {known} by its curve")
-            elif known is not None and kept > known and not close(kept, known):
+            elif known and kept > known and not close(kept, known):
                 better = f"{name} kept {kept / known:.3f} times the best rate that was known before"
                 self._findings.notes.append(better)
         if len(summary.peaks) != len(peaks) or not all(map(close, summary.peaks, peaks)):
