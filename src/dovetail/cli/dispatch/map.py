@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated, Literal
 
-from dovetail.cli.common import Format, Whole, print_json, print_table, progress, whole_numbers
+from dovetail.cli.common import Format, print_json, print_table, progress, whole_numbers
 from dovetail.cli.complete import PYTHON_NAMES
 from dovetail.core.parallel import CellEngine
 
@@ -18,7 +18,7 @@ def map(
     *,
     devices: str | None = None,
     sizes: str | None = None,
-    items: Whole | None = None,
+    items: int | None = None,
     to: str | None = None,
     backend: str | None = None,
     on_error: Literal["retry", "fail", "skip"] = "retry",

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated, Any
 
-from dovetail.cli.common import Force, Format, Pairs, Whole, pairs, print_json, print_table, value
+from dovetail.cli.common import Force, Format, Pairs, pairs, print_json, print_table, value
 from dovetail.cli.complete import policies_of
 from dovetail.cli.dispatch.words import check_outputs
 from dovetail.core.errors import InputError
@@ -16,12 +16,12 @@ def simulate(
     /,
     *,
     model: str | None = None,
-    items: Whole = 100_000,
+    items: int = 100_000,
     policy: Annotated[str | None, policies_of("dispatch")] = None,
     option: Pairs | None = None,
     slower: Pairs | None = None,
     noise: float = 0.0,
-    seed: Whole = 0,
+    seed: int = 0,
     backup: bool = True,
     journal: Path | None = None,
     force: Force = False,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated
 
-from dovetail.cli.common import Force, Format, Whole, print_json, print_table, progress, whole_numbers
+from dovetail.cli.common import Force, Format, print_json, print_table, progress, whole_numbers
 from dovetail.cli.complete import PYTHON_NAMES
 from dovetail.cli.dispatch.words import check_outputs, file_of
 
@@ -18,7 +18,7 @@ def tune(
     shape: str | None = None,
     dtype: str = "float32",
     batch: Annotated[str | None, PYTHON_NAMES] = None,
-    dim: Whole = 0,
+    dim: int = 0,
     kind: str | None = None,
     types: str | None = None,
     out: Path | None = None,
