@@ -318,7 +318,9 @@ class WorkflowScheduler:
             if choice.node.gone:
                 raise PolicyError(f"[{now:.2f}s] the policy chose {choice.node.request.id}/{choice.node.name} twice")
             self._start(choice, now, out)
-        wake_s = min(wake_s, self._preloading.decide(now, out), self._late_s(now))
+        wake_s = min(wake_s, self._preloading.decide(now, out))
+        if self.learning is not None:
+            wake_s = min(wake_s, self._late_s(now))
         if now < wake_s < inf and wake_s != self._wake_s:
             self._wake_s = wake_s
             out.append(WakeAt(wake_s))
@@ -326,7 +328,7 @@ class WorkflowScheduler:
     def _late_s(self, now: float) -> float:
         """Where models take their own time: when who waits beside a free GPU may wait in vain for a busy one."""
         view = self.view
-        if self.learning is None or not view.ready_count or not view.free_count:
+        if not view.ready_count or not view.free_count:
             return inf
         next_s = view.next_free_s()
         return inf if now < self._wake_s <= next_s else next_s
