@@ -13,10 +13,14 @@ from dovetail.core.journal import Reader
 from dovetail.core.results.charts import charts_of
 from dovetail.pipeline import explain as module
 from dovetail.pipeline.explain import curves, what_if
-from dovetail.pipeline.plan import Constraints, Infeasible, Plan
+from dovetail.pipeline.inputs.files import load
+from dovetail.pipeline.plan import Constraints, Infeasible, InfeasibleError, Objective, Plan
 from dovetail.pipeline.planner import plan
+from dovetail.pipeline.policies.base import plan as plan_any
 from dovetail.pipeline.simulate import simulate
 from dovetail.testing.pipeline import random_pipeline
+from dovetail.testing.pipeline.cases import random_case
+from dovetail.testing.pipeline.oracle import OBJECTIVES, Oracle
 
 
 def test_every_point_is_the_best_plan() -> None:
@@ -71,9 +75,9 @@ def test_too_much_work_leaves_points_out(monkeypatch: pytest.MonkeyPatch) -> Non
 def test_changes_are_looked_for_no_longer_than_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
     made, asked = plan(random_pipeline(60)), []
 
-    def told(*words: Any, time_limit_s: float) -> Plan | Infeasible:
+    def told(*words: Any, time_limit_s: float, **more: Any) -> Plan | Infeasible:
         asked.append(time_limit_s)
-        return plan(*words)
+        return plan(*words, **more)
 
     assert isinstance(made, Plan)
     monkeypatch.setattr(module, "plan_exactly", told)
@@ -82,6 +86,41 @@ def test_changes_are_looked_for_no_longer_than_is_said(monkeypatch: pytest.Monke
     assert all(0 < limit_s <= 7.0 for limit_s in asked)
     with pytest.raises(InputError, match="expected a positive number of seconds"):
         what_if(made, time_limit_s=0.0)
+
+
+@pytest.mark.parametrize("objective", OBJECTIVES)
+def test_a_change_is_that_of_what_the_plan_is_made_for(objective: Objective) -> None:
+    compared = 0
+    for seed in range(50_000, 50_060):
+        case = random_case(seed)
+        case.batch_sizes, case.links = case.batch_sizes[:1], None
+        problem = load(
+            case.models,
+            case.device_types,
+            case.devices,
+            batch_size=case.batch_sizes[0],
+            dtype=case.dtype,
+            buffers_in=case.buffers_in,
+            buffers_out=case.buffers_out,
+        )
+        try:
+            made = plan_any(
+                problem, objective=objective, microbatches=case.microbatches, slack=case.slack, **case.limits
+            )
+        except (InfeasibleError, InputError):
+            continue
+        for row in what_if(made):
+            pinned = [case.limits.get("first"), case.limits.get("last")]
+            hosts = [host for host in case.devices[row["type"]] if row["change"] > 0 or host in pinned]
+            free = [host for host in case.devices[row["type"]] if host not in hosts]
+            changed = [*hosts, "one more"] if row["change"] > 0 else [*hosts, *free[:-1]]
+            best = Oracle(replace(case, devices=case.devices | {row["type"]: changed})).best(objective)
+            if best is not None and objective == "throughput":
+                best *= case.batch_sizes[0]
+            assert row["value"] == pytest.approx(best, rel=1e-9), (seed, row)
+            assert row["ratio"] == (row["value"] / made.value if best is not None and made.value else None)
+            compared += 1
+    assert compared > 40
 
 
 def test_a_journal_holds_them(tmp_path: Path) -> None:

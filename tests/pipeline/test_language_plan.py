@@ -13,6 +13,7 @@ from msgspec.structs import replace
 
 from dovetail.core.errors import InputError
 from dovetail.pipeline.check.plan import plan_faults
+from dovetail.pipeline.explain import what_if
 from dovetail.pipeline.inputs.problem import BYTES_PER_S, MIB, Pipeline
 from dovetail.pipeline.language import plan as plan_module
 from dovetail.pipeline.language.plan import _Limits, max_context, plan_generation
@@ -281,6 +282,8 @@ def test_the_plan_is_an_ordinary_one(tmp_path: Any) -> None:
     assert kept.generation == made.generation
     run = simulate(kept, microbatches=1)
     assert run.metrics["makespan_s"] == pytest.approx(made.latency_s)
+    with pytest.raises(InputError, match="it is one for generation"):
+        what_if(kept)
     fewer = again(kept)
     assert isinstance(fewer, Plan)
     assert [stage.layers for stage in fewer.stages]

@@ -14,7 +14,7 @@ from dovetail.core.errors import InputError
 from dovetail.pipeline.explain import what_if
 from dovetail.pipeline.inputs.files import load
 from dovetail.pipeline.inputs.pool import by_host, slowed, with_hosts, without
-from dovetail.pipeline.inputs.problem import Pipeline
+from dovetail.pipeline.inputs.problem import DeviceClass, Pipeline
 from dovetail.pipeline.plan import Constraints, InfeasibleError, Objective, Plan, read_plan
 from dovetail.pipeline.planner import again, plan
 from dovetail.pipeline.policies.auction import auction
@@ -108,6 +108,29 @@ def test_planning_again_without_a_host_frees_the_pin() -> None:
     assert isinstance(after, Plan)
     assert all(host not in (stage.host, *stage.replicas) for stage in after.stages)
     assert [row["type"] for row in what_if(made)]
+
+
+def test_planning_again_where_no_price_is_left_gives_the_fastest_plan() -> None:
+    dear, unknown = (
+        DeviceClass(name, name, [f"{name}0"], 100.0, 99.0, [1.0, 1.0], price_per_hour=price)
+        for name, price in (("dear", 2.0), ("unknown", 0.0))
+    )
+    problem = Pipeline(
+        model="m",
+        layers=2,
+        mem_mib=[1.0] * 2,
+        cut_bytes=[0] * 3,
+        classes=[dear, unknown],
+        batch_size=1,
+        dtype="torch.float32",
+    )
+    made = plan(problem, "money", Constraints(first="dear0"))
+    assert isinstance(made, Plan)
+    after = again(made, without(problem, {"dear0"}))
+    assert isinstance(after, Plan)
+    assert (after.objective, [stage.host for stage in after.stages]) == ("throughput", ["unknown0"])
+    gone = [row["value"] for row in what_if(plan_any(problem, objective="money", last="unknown0")) if row["change"] < 0]
+    assert gone == [None]
 
 
 def test_a_class_without_hosts_is_left_out_with_its_links() -> None:

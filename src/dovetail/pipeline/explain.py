@@ -22,7 +22,7 @@ from dovetail.pipeline.optimise.costs import Costs
 from dovetail.pipeline.optimise.furthest import Prober
 from dovetail.pipeline.optimise.tables import Tables
 from dovetail.pipeline.plan import Constraints, Objective, Plan, read_plan
-from dovetail.pipeline.planner import TIME_LIMIT_S, check_time_limit
+from dovetail.pipeline.planner import TIME_LIMIT_S, check_time_limit, knows
 from dovetail.pipeline.planner import plan as plan_exactly
 
 # Effort, so that both curves take about a second at most: points are left out where all would take more.
@@ -115,8 +115,9 @@ def _faster(pipeline: Pipeline, constraints: Constraints, factor: float) -> tupl
 
 
 def what_if(plan: Plan | Source, *, time_limit_s: float = TIME_LIMIT_S) -> Comparison:
-    """The least bottleneck with one device more and one fewer of each class, for the problem that a plan was made for:
-    a row each with `type`, `change`, `bottleneck_s` (None if there is no plan any more) and the `ratio` to now.
+    """The best plan with one device more and one fewer of each class, for what a plan was made for: a row each with
+    `type`, `change`, the `value` of the objective (None if there is no plan any more, or nothing known of what it
+    spends), its `ratio` to now, and the plan's `bottleneck_s`.
 
     The time is for all of them: where it does not reach to prove one, it is the best that was found.
 
@@ -125,15 +126,17 @@ def what_if(plan: Plan | Source, *, time_limit_s: float = TIME_LIMIT_S) -> Compa
     >>> problem = pipeline.Pipeline(model="m", layers=2, mem_mib=[1.0] * 2, cut_bytes=[0] * 3, classes=[device],
     ...     batch_size=1, dtype="torch.float32")
     >>> pipeline.what_if(pipeline.plan(problem))
-    type  change  bottleneck_s  ratio
-    t          1          0.25    0.5
-    t         -1             -      -
+    type  change  value  ratio  bottleneck_s
+    t          1   0.25    0.5          0.25
+    t         -1      -      -             -
     """
     check_time_limit(time_limit_s)
     end_s = time.monotonic() + time_limit_s
     now = read_plan(plan)
     if now.problem is None:
         raise InputError("plan: it does not hold the problem it was made for; make it again with this version")
+    if (objective := now.objective) == "tokens" or objective == "ttft":
+        raise InputError("plan: it is one for generation; plan_generation says what another pool gives")
     pinned = now.constraints.pinned if now.constraints is not None else []
     changes: list[tuple[int, int, list[str]]] = []
     for k, device in enumerate(now.problem.classes):
@@ -144,8 +147,16 @@ def what_if(plan: Plan | Source, *, time_limit_s: float = TIME_LIMIT_S) -> Compa
     for done, (k, change, hosts) in enumerate(changes):
         left_s = max((end_s - time.monotonic()) / (len(changes) - done), _LEAST_S)
         problem = with_hosts(now.problem, k, hosts)
-        other = plan_exactly(problem, "throughput", now.constraints, time_limit_s=left_s)
-        value = other.bottleneck_s if isinstance(other, Plan) else None
-        ratio = value / now.bottleneck_s if value is not None and now.bottleneck_s else None
-        rows.append({"type": now.problem.classes[k].type, "change": change, "bottleneck_s": value, "ratio": ratio})
+        other = _best_of(problem, now, objective, left_s) if knows(problem, objective) else None
+        ratio = other.value / now.value if other is not None and now.value else None
+        figures = {"value": other and other.value, "ratio": ratio, "bottleneck_s": other and other.bottleneck_s}
+        rows.append({"type": now.problem.classes[k].type, "change": change} | figures)
     return Comparison(rows)
+
+
+def _best_of(problem: Pipeline, now: Plan, objective: Objective, limit_s: float) -> Plan | None:
+    """The best plan of another problem for what one was made for."""
+    found = plan_exactly(
+        problem, objective, now.constraints, microbatches=now.microbatches, slack=now.slack, time_limit_s=limit_s
+    )
+    return found if isinstance(found, Plan) else None

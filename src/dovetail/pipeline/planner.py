@@ -17,6 +17,7 @@ from dovetail.pipeline.optimise.verify import verified
 from dovetail.pipeline.plan import Constraints, Infeasible, Objective, Plan
 
 TIME_LIMIT_S = 10.0
+SPENT = {"energy": ("watts_busy", "watts_idle"), "money": ("price_per_hour",)}
 
 
 def plan(
@@ -74,10 +75,17 @@ def check_time_limit(time_limit_s: float) -> None:
         raise InputError(f"--time-limit-s {time_limit_s!r}: expected a positive number of seconds")
 
 
+def knows(pipeline: Pipeline, objective: Objective) -> bool:
+    """Whether anything is known of what an objective spends."""
+    keys = SPENT.get(objective, ())
+    return not keys or any(getattr(c, key) for c in pipeline.classes for key in keys)
+
+
 def again(made: Plan, pipeline: Pipeline | None = None) -> Plan | Infeasible:
     """The best plan for what another was made for: the same problem, or one that has changed since.
 
-    A stage that was pinned to a host which is gone is free.
+    A stage that was pinned to a host which is gone is free. Where nothing is known any more of what was to be spent, it
+    is the fastest plan.
     """
     pipeline = pipeline or made.problem
     if pipeline is None:
@@ -86,7 +94,10 @@ def again(made: Plan, pipeline: Pipeline | None = None) -> Plan | Infeasible:
     given = made.constraints or Constraints()
     gone = {name: None for name in ("first", "last") if getattr(given, name) not in known}
     constraints = replace(given, **gone)
-    return plan(pipeline, _again_for(made), constraints, microbatches=made.microbatches, slack=made.slack)
+    objective = _again_for(made)
+    if not knows(pipeline, objective):
+        objective = "throughput"
+    return plan(pipeline, objective, constraints, microbatches=made.microbatches, slack=made.slack)
 
 
 def _again_for(made: Plan) -> Objective:

@@ -24,6 +24,10 @@ if TYPE_CHECKING:
 _Objective = Literal["throughput", "latency", "batch", "devices", "energy", "money", "pareto"]
 
 
+_VALUES = {"throughput": "bottleneck s", "latency": "latency s", "batch": "batch s", "devices": "devices"}
+_VALUES |= {"energy": "J/item", "money": "money/item"}
+
+
 def plan(
     *,
     model_name: Annotated[str, PIPELINE_MODELS, Parameter(alias="-m")] = "google/vit-base-patch16-224",
@@ -276,10 +280,10 @@ def _show(best: Plan, changes: list[dict[str, Any]], charts: Sequence[Chart], fo
     if changes:
         print()
         shown = [
-            [f"{c['change']:+d} {c['type']}", c["bottleneck_s"], c["ratio"] and round(100 * (c["ratio"] - 1), 2)]
+            [f"{c['change']:+d} {c['type']}", c["value"], c["ratio"] and round(100 * (c["ratio"] - 1), 2) + 0.0]
             for c in changes
         ]
-        print_table(["what if", "bottleneck s", "change %"], shown)
+        print_table(["what if", _VALUES[best.objective], "change %"], shown)
     for chart in charts:
         print(f"\n{chart.title}\n")
         print_table([chart.x, chart.y], [[x, round(y, 3)] for series in chart.series for x, y in series.points])

@@ -11,11 +11,10 @@ from msgspec.structs import replace
 from dovetail.pipeline.inputs.problem import Pipeline
 from dovetail.pipeline.optimise.clock import Tell
 from dovetail.pipeline.plan import Constraints, Infeasible, Objective, Plan
-from dovetail.pipeline.planner import TIME_LIMIT_S, plan
+from dovetail.pipeline.planner import SPENT, TIME_LIMIT_S, knows, plan
 
 _ANY_SLACK = 1e9  # where a floor on the throughput stands for the slack
 _LEAST_S = 0.01  # of time for a size, however many there are
-_SPENT = {"energy": ("watts_busy", "watts_idle"), "money": ("price_per_hour",)}
 _Tried = dict[int, Plan | Infeasible]
 
 
@@ -85,9 +84,8 @@ def _missing(p: Pipeline, objective: Objective, constraints: Constraints) -> dic
     """What a size lacks that others may have, and why it cannot be planned for without."""
     size = f"profile of batch size {p.batch_size}"
     reasons = {host: f"{host} has no {size}" for host in constraints.pinned if host not in p.hosts}
-    keys = _SPENT.get(objective, ())
-    if keys and not any(getattr(c, key) for c in p.classes for key in keys):
-        reasons[objective] = f"no device with a {size} has {' or '.join(keys)}"
+    if not knows(p, objective):
+        reasons[objective] = f"no device with a {size} has {' or '.join(SPENT[objective])}"
     return reasons
 
 
