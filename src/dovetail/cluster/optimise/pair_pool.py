@@ -38,32 +38,34 @@ class PairPool:
         unit = np.where(normal[slots] > 0, normal[slots], 1.0)
         apart = self._width[:, None] != self._width
         np.fill_diagonal(apart, True)  # a class beside itself is always a column
-        # By type: the level of each class beside each, and whether that is never of use.
+        # By type: the level of each class beside each, and 0, or -inf where that is never of use: to add is quicker
+        # than to choose.
         self._level = np.empty((self._types, len(slots), len(slots)))
-        self._never = np.empty(self._level.shape, dtype=bool)
+        self._barred = np.empty(self._level.shape)
         self._unit = unit
         among = np.ix_(kind[slots], kind[slots])
         for on in range(self._types):
             rate = pair_rates[:, :, on][among]
             part = rate / np.where(rates[slots, on] > 0, rates[slots, on], np.inf)[:, None]
             runs = rate > 0
-            part += part.T
+            part = part + part.T
             self._level[on] = rate / unit[:, None]
-            self._never[on] = apart | ~(runs & runs.T) | (part <= 1 + 1e-12)
+            never = apart | ~(runs & runs.T) | (part <= 1 + 1e-12)
+            self._barred[on] = np.array([0.0, -np.inf])[never.view(np.uint8)]
 
     def top_level(self) -> Floats:
         """By class: of the fastest pair."""
-        top: Floats = np.where(self._never, 0.0, self._level).max(axis=(0, 2), initial=0.0)
+        top: Floats = (self._level + self._barred).max(axis=(0, 2), initial=0.0)
         return top
 
     def promising(self, alone: Floats) -> Columns:
         """Those that gain most from company, of every class on every type; `alone` are levels by class and type."""
         found: list[tuple[Ints, Ints, Ints]] = []
         each = np.arange(len(self.slots))
-        for on, (level, never) in enumerate(zip(self._level, self._never, strict=True)):
+        for on, (level, barred) in enumerate(zip(self._level, self._barred, strict=True)):
             gain = level / np.where(alone[:, on] > 0, alone[:, on], np.inf)[:, None]
             gain = gain + gain.T
-            gain[never] = -np.inf
+            gain += barred
             for _ in range(FIRST):
                 best = gain.argmax(axis=1)
                 fits = gain[each, best] > -np.inf
@@ -87,14 +89,14 @@ class PairPool:
         """
         found: list[tuple[Ints, Ints, Ints]] = []
         each = np.arange(len(self.slots))
-        for on, (level, never) in enumerate(zip(self._level, self._never, strict=True)):
+        for on, (level, barred) in enumerate(zip(self._level, self._barred, strict=True)):
             value = (level_worth + rate_worth[on] * self._unit)[:, None] * level
             for one in beyond:
                 value[one.position] += one.price * np.maximum(level[one.position] - one.rate, 0.0)
             cost = time_price + self._width * type_price[on] / 2  # both have the same width
             value -= cost[:, None]
             value = value + value.T
-            np.copyto(value, -np.inf, where=never)
+            value += barred
             best = value.argmax(axis=1)
             if tie_break:
                 near = np.flatnonzero(value[each, best] > PAYS - tie_break)
