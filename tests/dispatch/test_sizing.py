@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from itertools import pairwise
+from random import Random
 from statistics import median
 from typing import NamedTuple
 
@@ -93,11 +94,11 @@ def test_run_three_and_later_cost_hardly_more_than_one_call(
     assert max(cost.busy for cost in costs[2:]) <= 1.3
 
 
-def looked(devices: list[SimDevice], items: int, stalls: Mapping[int, Stalls], dearer: float) -> list[float]:
+def looked(devices: list[SimDevice], batches: list[int], stalls: Mapping[int, Stalls], dearer: float) -> list[float]:
     """What runs cost over one call where chunks beside others, after the first run, take `dearer` times their time."""
     states, floor, costs = [state_of(device) for device in devices], OneCpuFloor(), []
-    one_s = devices[0].curve.seconds(items)
-    for number in range(40):
+    for number, items in enumerate(batches):
+        one_s = devices[0].curve.seconds(items)
         states = [state.fork() for state in states]
         way = floor.choose(states, items, [0])
         scheduler = ChunkScheduler(LocalCursor(0, items), FinishTogether(), states, total=items, copied=0.04)
@@ -152,8 +153,29 @@ def test_a_look_at_another_way_costs_a_small_share_whatever_it_finds(
     assume(
         devices[0].curve.seconds(10**size) < 5
     )  # no batch that takes longer is done with one call to see what it costs
-    costs = looked(devices, int(10**size), stalls, dearer)
+    costs = looked(devices, 40 * [int(10**size)], stalls, dearer)
     assert max(costs[2:]) <= 1.3
+
+
+@settings(max_examples=60, deadline=None, derandomize=True)
+@given(
+    st.integers(2, 3),
+    st.floats(-5.3, -3),
+    st.floats(4, 7),
+    st.floats(4, 6),
+    st.floats(1, 4),
+    st.integers(0, 99),
+)
+@example(2, -3.0, 5.0, 5.0, 2.0, 1)
+def test_a_look_costs_a_small_share_whatever_the_size_of_batches(
+    count: int, latency: float, rate: float, size: float, dearer: float, seed: int
+) -> None:
+    devices = [SimDevice(f"d{i}", curve(10**latency, 10**rate, None), known=False) for i in range(count)]
+    random = Random(seed)
+    batches = [int(10 ** (size + random.uniform(-2, 0))) for _ in range(40)]
+    assume(devices[0].curve.seconds(min(batches)) > 2e-3)  # shorter ones go straight to the function
+    assume(devices[0].curve.seconds(max(batches)) < 5)
+    assert max(looked(devices, batches, {}, dearer)[4:]) <= 1.4  # what is known is of batches up to twice as large
 
 
 @settings(max_examples=30, deadline=None)

@@ -253,7 +253,9 @@ class View:
         if not self.too_dear:
             self.done, self.spent_s = self.done + items, self.spent_s + seconds
             one_s = state.one_s * items
-            self.planned_s += DEARER * one_s + max(state.call_s(items) - one_s, 0.0)
+            # No call costs more than a small one beside its items; a curve that others were in the way of says so.
+            call_s = min(state.call_s(items) - one_s, state.more_s(self.total))
+            self.planned_s += DEARER * one_s + max(call_s, 0.0)
             self.too_dear = self.done >= PREFIX * self.total and self.spent_s > self.planned_s
 
     def whole_s(self, seconds: float) -> float:
