@@ -174,6 +174,13 @@ def test_the_answer_does_not_depend_on_what_is_remembered() -> None:
         assert policy.allocate(asked).value == make("sia").allocate(asked).value
 
 
+@pytest.mark.parametrize("power", [-2.0, -0.5, 0.5, 1.0, 3.0])
+def test_who_waits_costs_whatever_the_power(power: float) -> None:
+    """Where there is room for all, nobody waits, though some have no more than the least of their configurations."""
+    found = given(make("sia", {"power": power}).allocate(problem(10, adaptive=0)))
+    assert sorted(found) == [(0, 1)] * 6 + [(1, 1)] * 4
+
+
 @pytest.mark.parametrize(("option", "value"), [("power", 0.0), ("power", 11.0), ("wait", 0.0)])
 def test_bad_options(option: str, value: float) -> None:
     with pytest.raises(InputError, match=f"{option} is {value:g}, expected"):

@@ -40,8 +40,8 @@ class Sia:
     def __init__(self, power: float = -0.5, wait: float = 1.1, rounds: bool = True, scales: bool = False) -> None:
         if power == 0 or abs(power) > 10:
             raise ValueError(f"power is {power:g}, expected a number between -10 and 10 that is not 0")
-        if power < 0 and not wait > 0:
-            raise ValueError(f"wait is {wait:g}, expected more than 0 where power is below 0")
+        if not wait > 0:
+            raise ValueError(f"wait is {wait:g}, expected more than 0")
         self._power, self._wait, self._rounds, self._scales = power, wait, rounds, scales
         self._goodputs = Goodputs()
         self._prices: Floats | None = None
@@ -57,7 +57,7 @@ class Sia:
             keeps = (problem.adaptive.pause_s > 0) & (now >= 0)
         factor = restart_factor(problem)[rows.first]
         value = values(table, factor, now[rows.first], self._power, rounds=self._rounds)
-        saving = self._wait - value if self._power < 0 else value - self._wait
+        saving = self._wait + (value if self._power > 0 else -value)
         saving = np.where(table > 0, saving, -np.inf)
         return decide(problem, ways, saving, rows.of, now, keeps, self._start(len(problem.counts)))
 

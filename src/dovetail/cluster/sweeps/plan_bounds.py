@@ -90,7 +90,7 @@ class MeasuredJobs:
             work = np.diff(np.minimum(adaptive.applications[at].progress, job.steps), prepend=0.0)
             speeds = rates[at].max(axis=1) if self.elastic else rates[at][:, job.width - 1]
             with np.errstate(divide="ignore"):
-                alone_s.append((work / speeds)[:, work > 0].T)
+                alone_s.append((work[work > 0] / speeds[:, work > 0]).T)
             which.append(np.full(len(alone_s[-1]), i))
         return np.concatenate(which), np.concatenate(alone_s)
 
