@@ -73,6 +73,7 @@ class _Teller:
         self._devices = Devices(facts.counts, facts.per_server)
         self._wanted = wanted.strip().removeprefix("job ")
         self._held: dict[int, tuple[int, tuple[int, ...]]] = {}  # type and devices by job
+        self._begun: dict[int, int] = {}  # why leases began that began now, by job
         self._ahead: dict[int, tuple[int, int, float, float]] = {}  # who has what it waits for: type, why, since, many
         self._gone: dict[tuple[int, int], dict[int, float]] = {}  # by type and why: accelerator-seconds of jobs
         self._entity: dict[int, str] = {}
@@ -95,6 +96,7 @@ class _Teller:
         self.last = -1
 
     def step(self, n: int, t: float, events: Sequence[Any]) -> None:
+        self._begun.clear()
         self._failed.clear()
         self._exited.clear()
         self._lapsed.clear()
@@ -129,7 +131,7 @@ class _Teller:
         self._gone.clear()
         for job, (on, devices) in self._held.items():
             if on in self._usable:
-                self._ahead[job] = (on, BEFORE, t, self._many(job, devices))
+                self._ahead[job] = (on, self._begun.get(job, BEFORE), t, self._many(job, devices))
 
     def _many(self, job: int, devices: tuple[int, ...]) -> float:
         """Accelerators of a job; of those that it shares, half."""
@@ -155,6 +157,7 @@ class _Teller:
                 reason=CHOSEN if why == records.ROUND and self._facts.why[why] == records.CHOSEN else why,
                 jobs=sorted(held, key=lambda job: -held[job]),
                 entities=sorted({name for job in held if (name := self._entity.get(job, "")) and name != own}),
+                own=[job for job in held if own and self._entity.get(job) == own],
                 later=sum(job > self.story.job for job in held),
                 accelerator_s=sum(held.values()),
             )
@@ -224,7 +227,7 @@ class _Teller:
         prices = columns.get("setup_s") or [self._facts.restart_s] * len(ids)
         rows = zip(ids, columns["on"], columns["devices"], besides, columns["why"], prices, strict=True)
         for job, on, devices, beside, why, price_s in rows:
-            self._held[job] = (on, tuple(devices))
+            self._held[job], self._begun[job] = (on, tuple(devices)), why
             self._beside[job] = beside
             if self.story is not None and job == self.story.job:
                 lease = LeaseStory(

@@ -17,6 +17,8 @@ _WENT_FIRST = {  # by the numbers of reasons in the records
     records.FREE: "first to take what was free",
     records.KEPT: "kept in their places",
     records.GATHERED: "moved into one server",
+    records.CHANGED: "kept in their places",
+    records.MOVED: "moved to other servers",
 }
 
 
@@ -59,6 +61,7 @@ class WentFirst(Struct, kw_only=True):
     reason: int
     jobs: list[int]
     entities: list[str]  # theirs, if jobs have any; not the waiting job's own
+    own: list[int] = []  # those of these jobs that are of its own entity
     later: int  # jobs that arrived after it
     accelerator_s: float
 
@@ -247,6 +250,7 @@ def _because(story: JobStory) -> str:
         else:
             known.jobs = list(dict.fromkeys([*known.jobs, *each.jobs]))
             known.entities = list(dict.fromkeys([*known.entities, *each.entities]))
+            known.own = list(dict.fromkeys([*known.own, *each.own]))
             known.accelerator_s += each.accelerator_s
     if not gone or not story.waited_s:
         return ""
@@ -265,6 +269,7 @@ def _reasons(went_first: list[WentFirst]) -> str:
         who = _many(named, "entity" if each.entities else "job").replace("entitys", "entities")
         who += " was" if named == 1 else " were"
         inside = ", ".join(each.entities[:_SHOWN]) + f"; {_many(len(each.jobs), 'job')}"
+        inside += f", {len(each.own)} of its own entity" if each.own else ""
         inside = inside if each.entities else f"jobs {', '.join(map(str, each.jobs[:_SHOWN]))}"
         inside += " and more" if not each.entities and len(each.jobs) > _SHOWN else ""
         what = _WENT_FIRST.get(each.reason, "given accelerators")
