@@ -190,6 +190,23 @@ def test_adding_a_device_does_not_hurt(kinds: list[tuple[float, float]], size: f
     assert median(cost.wall for cost in costs[4:]) <= 1.3
 
 
+@settings(max_examples=40, deadline=None, derandomize=True)
+@given(
+    st.lists(st.tuples(st.floats(-5, -3), st.floats(0, 4)), min_size=1, max_size=2),
+    st.floats(4, 6),
+    st.floats(2, 5),
+)
+@example([(-0.65, 3.52)], 4.16, 3.85)
+def test_a_device_that_others_outran_is_never_given_all(
+    slow: list[tuple[float, float]], rate: float, size: float
+) -> None:
+    """Its chunks were done by others before it had ended: how slow it is has never shown."""
+    kinds = [(-4.0, rate), *((latency, rate - slower) for latency, slower in slow)]
+    devices = [SimDevice(f"d{i}", curve(10**t, 10**each, None), known=False) for i, (t, each) in enumerate(kinds)]
+    costs = session(devices, int(10**size), {}, 30, shared=False)
+    assert max(cost.wall for cost in costs[2:]) <= 2
+
+
 def test_a_device_that_delays_the_whole_is_left_out_and_looked_at_again() -> None:
     slow, fast = curve(0.05, 2e4, None), curve(1e-4, 1e7, None)
     devices = [SimDevice("fast", fast, known=False), SimDevice("slow", slow, known=False)]

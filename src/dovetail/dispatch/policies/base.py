@@ -180,9 +180,13 @@ class DeviceState:
             self.search, self.factor, self.recent = self._new_search(), 1.0, []
 
     def outrun(self, size: int, seconds: float) -> None:
-        """Another device did a chunk before this one, which had so long for it: it is at least that slow."""
-        if self.search is not None and self.search.is_new(size):
-            self.search.add(size, seconds)
+        """Another device did a chunk before this one, which had so long for it: it is at least that slow.
+
+        How much slower nobody knows, so no size has shown to be better than those before.
+        """
+        curve = self.curve
+        if self.search is not None and self.search.is_new(size) and (curve is None or size > curve.sizes[-1]):
+            self.search.add(size, seconds if curve is None else max(seconds, size / curve.rate))
             self.curve = self.search.curve()
         elif self.curve is not None and seconds > self.seconds(size):
             self._drift(seconds / (self.curve.seconds(size) or 1e-9), seconds)
