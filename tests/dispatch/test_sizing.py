@@ -197,6 +197,7 @@ def test_adding_a_device_does_not_hurt(kinds: list[tuple[float, float]], size: f
     st.floats(2, 5),
 )
 @example([(-0.65, 3.52)], 4.16, 3.85)
+@example([(-3.0, 1.0)], 4.0, 2.0)
 def test_a_device_that_others_outran_is_never_given_all(
     slow: list[tuple[float, float]], rate: float, size: float
 ) -> None:

@@ -47,6 +47,7 @@ class SizeSearch:
     looks: int = 0  # how often larger sizes have been tried again since the best was found
     times: dict[int, list[float]] = field(default_factory=dict)
     first: set[int] = field(default_factory=set)  # sizes of which only the first call is known
+    bounds: set[int] = field(default_factory=set)  # sizes of which only the least time is known that they take
     misses: int = 0
     again: bool = False  # what is tried has been tried before
     refining: list[int] | None = None  # sizes beside the best that are left to try
@@ -105,6 +106,19 @@ class SizeSearch:
             self._decide(size)
         elif not self.settled and self.refining is None and size > self.size and size == self._best():
             self.size = size * self.growth  # nothing below it is worth a try any more
+
+    def bound(self, size: int, seconds: float) -> None:
+        """A chunk of this size takes at least so long."""
+        known = set(self.times)
+        self.add(size, seconds)
+        self.bounds |= self.times.keys() - known
+
+    def forget_bounds(self) -> None:
+        """A chunk came to its end: what it took tells more."""
+        for size in self.bounds:
+            self.times.pop(size, None)
+        self.first -= self.bounds
+        self.bounds.clear()
 
     def _decide(self, size: int) -> None:
         best = self._best(exclude=size)

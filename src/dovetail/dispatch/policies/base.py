@@ -151,6 +151,9 @@ class DeviceState:
         if self.search is not None and self.search.is_compiling(size):
             return
         self.seen, self.busy = self.seen + 1, True
+        if self.search is not None and self.search.bounds:
+            self.search.forget_bounds()
+            self.curve = self.search.curve()
         if self.search is not None and (self.probing or self.slots == 1) and self.search.wants(size):
             self.probing, self.probed = False, self.slots > 1
             self.search.add(size, seconds / self.factor if self.search.again else seconds)
@@ -186,7 +189,7 @@ class DeviceState:
         """
         curve = self.curve
         if self.search is not None and self.search.is_new(size) and (curve is None or size > curve.sizes[-1]):
-            self.search.add(size, seconds if curve is None else max(seconds, size / curve.rate))
+            self.search.bound(size, seconds if curve is None else max(seconds, size / curve.rate))
             self.curve = self.search.curve()
         elif self.curve is not None and seconds > self.seconds(size):
             self._drift(seconds / (self.curve.seconds(size) or 1e-9), seconds)
