@@ -264,3 +264,22 @@ def places(content: Any, at: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
     """The ways to everything that a document holds."""
     inner = content.items() if isinstance(content, dict) else enumerate(content) if isinstance(content, list) else ()
     return [*([at] if at else []), *(place for key, value in inner for place in places(value, (*at, key)))]
+
+
+def test_a_plan_of_the_largest_numbers_is_read_back(tmp_path: Path) -> None:
+    device = DeviceClass("a", "a", ["a0", "a1"], 1.0, 1e15, [1e15] * 3)
+    problem = Pipeline(
+        model="m",
+        layers=3,
+        mem_mib=[1.0] * 3,
+        cut_bytes=[4 * 10**15] * 4,
+        classes=[device],
+        batch_size=1,
+        dtype="torch.float64",
+        buffers_in=0,
+        buffers_out=0,
+    )
+    made = plan(problem, constraints=Constraints(data_mbps=1.0))
+    assert isinstance(made, Plan), made
+    assert made.bottleneck_s > 1e15
+    assert simulate(made.save(tmp_path / "plan.json"), 3).check().valid

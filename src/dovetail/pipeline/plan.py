@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from dovetail.core.results.comparison import Comparison
 
 Objective = Literal["throughput", "latency", "batch", "devices", "energy", "money"]
+_LONGEST_S = LARGEST * LARGEST  # of a stage or a link: sums and quotients of what files may hold
 LINK_WIDTHS = (*range(2, 17), 32)  # bits of a value on a link; 32: as it is
 GenerationObjective = Literal["tokens", "ttft"]  # tokens per second, time to the first token
 
@@ -271,7 +272,7 @@ def read_plan(source: Plan | Source) -> Plan:
         raise doc.error(("stages",), "expected at least one stage")
     if found.batch_size < 1:
         raise doc.error(("batch_size",), f"expected 1 or more, found {found.batch_size}")
-    check_number(doc, ("enter_s",), found.enter_s)
+    check_number(doc, ("enter_s",), found.enter_s, _LONGEST_S)
     _check_stages(doc, found)
     return found
 
@@ -282,7 +283,7 @@ def _check_stages(doc: Document, plan: Plan) -> None:
     before = 0
     for i, stage in enumerate(plan.stages):
         for key in ("compute_s", "send_s"):
-            check_number(doc, ("stages", i, key), getattr(stage, key))
+            check_number(doc, ("stages", i, key), getattr(stage, key), _LONGEST_S)
         first, last = stage.layers
         if first != before + 1 or last < first:
             raise doc.error(("stages", i, "layers"), f"expected layers from {before + 1} on, found {first} to {last}")
