@@ -135,6 +135,15 @@ def test_in_a_calm_pool_nobody_loads_a_copy_who_is_served_sooner_without() -> No
     assert (figures.loads, figures.response_s.max) == (1, 31.0)
 
 
+@pytest.mark.parametrize(("gpus", "models"), [("4", 2), ("8", 4)])
+def test_where_runs_are_long_and_switches_cheap_gpus_are_not_kept_for_their_models(gpus: str, models: int) -> None:
+    family = WorkloadFamily(
+        name="long", gpus=gpus, load=0.8, requests=200, models=models, load_s=(1.0, 10.0), mean_s=100.0
+    )
+    means = [[measure((family, seed, policy))["mean"] for policy in ("dovetail", "warm wait")] for seed in range(1, 6)]
+    assert geometric_mean([mine / other for mine, other in means]) < 1.02
+
+
 @pytest.mark.parametrize("load_s", [0.0, 0.2, 1.0])
 def test_the_last_empty_gpus_are_for_those_who_would_have_to_switch(load_s: float) -> None:
     of = ["m0"] * 20 + ["m0", "m1", "m2", "m3"] * 25

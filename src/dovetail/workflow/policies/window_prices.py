@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Hashable, Iterator
-from math import sqrt
+from math import inf, sqrt
 from typing import NamedTuple
 
 from dovetail.workflow.policies.demand_picture import DemandPicture
@@ -19,6 +19,7 @@ _AGED = 2.0  # times that cap: who has waited so long need not be older at all; 
 _ROUNDING = 1e-6  # seconds; the lower bound must not be above what it bounds
 _FEW = 4  # free GPUs that are looked at to leave out queues
 _MEMORY_S = 100.0  # how long a model that is loaded is thought to be of use
+_CHEAP = 0.25  # of a run: a model that is loaded again in less takes any GPU that is free next; measured
 _USED = 30.0  # the same for a second copy that evicts nothing of use, in set-ups; measured
 
 
@@ -68,6 +69,7 @@ class WindowPrices:
         if not view.wide_waiting and not demand.deadlines and not self._is_any_warm():
             self._lot *= _COLD
         self._few: list[tuple[int, str]] | None = None
+        self._may_go_anywhere = view.costs.resident == "one" and not view.wide_waiting
         self._spare: list[int] | None = None
         self._nowhere: list[Queue] | None = None  # whose model is loaded nowhere
         self._states: dict[str, ModelState] = {}
@@ -254,7 +256,17 @@ class WindowPrices:
         loss = away_loss(*state, kept, away_s)
         if loss and kept <= state.needed and self._has_room_elsewhere(other, window):
             loss = min(loss, elsewhere_loss(*state, back_s, max(_MEMORY_S, away_s)))
+        if loss and back_s <= _CHEAP * state.size_s and self._may_go_anywhere:
+            turn_s = min(away_s, self._turn_s(state) + back_s)
+            loss = min(loss, (state.waiting + state.per_s * turn_s / 2) * turn_s)
         return loss
+
+    def _turn_s(self, state: ModelState) -> float:
+        """How long a model waits for any GPU that is free next, behind all others who wait."""
+        view = self._view
+        next_s = view.next_free_s() - view.now
+        others = view.ready_count - state.waiting
+        return (max(0.0, next_s) if next_s < inf else 0.0) + others * state.size_s / view.size
 
     def _state(self, model: str) -> ModelState:
         view, rate = self._view, self._demand.rates.get(model)
