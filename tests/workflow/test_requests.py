@@ -497,6 +497,18 @@ def test_a_streamed_file_gives_what_one_in_memory_gives(
 
 
 @pytest.mark.parametrize("streamed", [True, False])
+@pytest.mark.parametrize("name", ["r.jsonl", "r.txt"])
+def test_lines_behind_a_byte_order_mark(
+    read: Reader, monkeypatch: pytest.MonkeyPatch, streamed: bool, name: str
+) -> None:
+    if streamed:
+        monkeypatch.setattr(module, "_IN_MEMORY", 0)
+    plain = list(read(lines(rows()), name).arrivals())
+    assert list(read("\ufeff" + lines(rows()), name).arrivals()) == plain
+    assert len(plain) == 2
+
+
+@pytest.mark.parametrize("streamed", [True, False])
 def test_a_stream_tells_the_same_faults(read: Reader, monkeypatch: pytest.MonkeyPatch, streamed: bool) -> None:
     if streamed:
         monkeypatch.setattr(module, "_IN_MEMORY", 0)

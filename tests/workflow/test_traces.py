@@ -77,9 +77,10 @@ def test_times_of_azure_2024_have_a_zone_and_mean_the_same(tmp_path: Path) -> No
     assert one == two == 1715299200.00993
 
 
-def test_mooncake_counts_milliseconds(tmp_path: Path) -> None:
+@pytest.mark.parametrize("mark", ["", "\ufeff"], ids=["", "byte order mark"])
+def test_mooncake_counts_milliseconds(tmp_path: Path, mark: str) -> None:
     lines = [{"timestamp": at, "input_length": 700, "output_length": 3, "hash_ids": [0, 1]} for at in (0, 2500)]
-    file = written(tmp_path, "toolagent_trace.jsonl", "\n".join(map(json.dumps, lines)))
+    file = written(tmp_path, "toolagent_trace.jsonl", mark + "\n".join(map(json.dumps, lines)))
     found = workflow.import_mooncake(file)
     assert [row["timestamp"] for row in found] == [0, 2.5]
     assert [row["node_prefix"] for row in found] == [{"generate": [0, 1]}] * 2

@@ -32,6 +32,17 @@ def open_bytes(path: Path) -> BinaryIO:
         raise InputError(f"{path}: cannot be read: {getattr(error, 'strerror', error)}") from None
 
 
+def skip_bom(file: BinaryIO) -> int:
+    """Go to what follows a byte order mark, in a file that is read line by line; gives where that is.
+
+    >>> from io import BytesIO
+    >>> skip_bom(BytesIO(_BOM + b"{}")), skip_bom(BytesIO(b"{}"))
+    (3, 0)
+    """
+    file.seek(0)
+    return file.seek(len(_BOM) if file.read(len(_BOM)) == _BOM else 0)
+
+
 def read_bytes(path: Path, expected: str = "YAML or JSON") -> bytes:
     """What a file holds, without a byte order mark; an empty file is an error."""
     with open_bytes(path) as file:
@@ -168,6 +179,7 @@ def is_json_lines(path: Path) -> bool:
     """
     try:
         with path.open("rb") as file:
+            skip_bom(file)
             lines = (line for line in (file.readline(1 << 24) for _ in range(64)) if line.strip())
             first, second = next(lines, b""), next(lines, b"")
     except (OSError, ValueError):

@@ -21,7 +21,7 @@ from msgspec import Struct
 from dovetail.core.errors import InputError
 from dovetail.core.events import Arrived
 from dovetail.core.files.document import Document, Source, as_path, explain
-from dovetail.core.files.reading import is_json_lines, parse, read_bytes
+from dovetail.core.files.reading import is_json_lines, parse, read_bytes, skip_bom
 from dovetail.workflow.choices import Mode, OnError
 from dovetail.workflow.inputs.growth.request import Later
 from dovetail.workflow.inputs.request_entries import UNKNOWN_TIME, EntryReader, RequestEntry
@@ -178,8 +178,8 @@ class Requests:
         digest = hashlib.sha256()
         decode = msgspec.json.Decoder(self._entries.entry_type).decode
         places, offsets, stamps = array("q"), array("q"), array("q")
-        offset = 0
         with self.path.open("rb") as file:
+            offset = skip_bom(file)
             for number, line in enumerate(file, start=1):
                 digest.update(line)
                 if line.strip():

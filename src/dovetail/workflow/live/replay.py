@@ -23,7 +23,7 @@ from msgspec import Struct
 from dovetail.core.errors import DovetailError, InputError, check_functions, did_you_mean, within
 from dovetail.core.files.document import Document, as_path
 from dovetail.core.files.output import refuse_overwrite
-from dovetail.core.files.reading import is_json_lines, open_bytes
+from dovetail.core.files.reading import is_json_lines, open_bytes, skip_bom
 from dovetail.core.metrics import Spread
 from dovetail.core.service.client import ServiceError
 from dovetail.core.service.interrupts import interrupts
@@ -178,6 +178,7 @@ def _rows(trace: Any, of: TraceFormat | None) -> Iterator[Mapping[str, Any]]:
         yield from _IMPORTERS[kind]([path])
     elif is_json_lines(path) or path.suffix == ".jsonl":
         with path.open("rb") as file:
+            skip_bom(file)
             yield from (msgspec.json.decode(line) for line in file if line.strip())
     else:
         doc = Document.read(path)

@@ -12,7 +12,7 @@ from typing import Any, Literal
 import msgspec
 
 from dovetail.core.errors import InputError, did_you_mean
-from dovetail.core.files.reading import is_json_lines, open_bytes, parse, read_bytes
+from dovetail.core.files.reading import is_json_lines, open_bytes, parse, read_bytes, skip_bom
 from dovetail.workflow.inputs.system import MOST
 
 TimeUnit = Literal["s", "ms", "us", "ns"]
@@ -122,7 +122,8 @@ def read_rows(path: Path, keys: Mapping[str, str], required: Sequence[str] = ())
     [(2.5, 300)]
     """
     with open_bytes(path) as file:
-        begin = file.read(64).removeprefix(b"\xef\xbb\xbf").lstrip()[:1]
+        skip_bom(file)
+        begin = file.read(64).lstrip()[:1]
     if begin == b"[":
         data = parse(path, read_bytes(path, "CSV or JSON lines"))
         if not isinstance(data, list):
@@ -141,6 +142,7 @@ def read_objects(path: Path) -> Iterator[tuple[str, Any]]:
         return
     decode = msgspec.json.Decoder().decode
     with open_bytes(path) as file:
+        skip_bom(file)
         for number, line in enumerate(file, start=1):
             if line.strip():
                 place = f"{path}:{number}"
