@@ -260,7 +260,7 @@ def test_who_waits_for_a_gpu_that_is_late_does_not_wait_for_ever_beside_a_free_o
     ):
         scheduler.handle([event], now)
     orders = scheduler.handle([Arrived("t", "draw", (6.0, 4.0))], 15.0)
-    assert orders == [WakeAt(16.0)], "GPU 0 should be free sooner than GPU 1 has the model"
+    assert orders == [WakeAt(16.1)], "GPU 0 should be free sooner than GPU 1 has the model"
     wakes = 0
     while isinstance(order := orders[0], WakeAt):  # and nothing else happens
         wakes += 1

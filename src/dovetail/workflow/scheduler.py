@@ -41,6 +41,7 @@ from dovetail.workflow.tenants.lanes import LaneView
 from dovetail.workflow.tenants.turns import Turns
 
 _CANCELLED = "it was asked to be cancelled"
+_LATE_S = 0.1  # what ends within so much of when it should is not late
 
 
 class WorkflowScheduler:
@@ -330,7 +331,7 @@ class WorkflowScheduler:
         view = self.view
         if not view.ready_count or not view.free_count:
             return inf
-        next_s = view.next_free_s()
+        next_s = view.next_free_s() + _LATE_S
         return inf if now < self._wake_s <= next_s else next_s
 
     def _ask(self) -> Place | Wait | None:
