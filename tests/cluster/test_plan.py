@@ -17,6 +17,7 @@ from dovetail.cluster.inputs.cluster_spec import parse_cluster
 from dovetail.cluster.inputs.failures import RandomFailures
 from dovetail.cluster.sweeps.late_jobs import LateJob, late_sentences
 from dovetail.core.errors import InputError
+from tests.cluster.test_profiles import write as write_profiles
 
 RATES = [
     {"model": model, "type": kind, "width": width, "steps_per_s": rate}
@@ -355,6 +356,17 @@ def test_an_elastic_policy_needs_one_accelerator_for_a_wide_job() -> None:
     found = cluster.plan(jobs, "elastic_throughput", p95=2_000, minimise="accelerators")
     assert found.plan is not None
     assert (found.plan.counts, found.least) == ({"fast": 1, "slow": 0}, 1.0)
+
+
+def test_a_plan_for_jobs_with_profiles_can_be_simulated(tmp_path: Path) -> None:
+    write_profiles(tmp_path)
+    rows = [{"arrival_s": 0, "model": "app (batch size 16)", "width": 2, "steps": 20.0}]
+    how: dict[str, Any] = {"profiles": tmp_path, "trace": rows}
+    found = cluster.plan(cluster.load(cluster="t=2", **how), "sia", p95=1e6, minimise="accelerators")
+    assert found.plan is not None
+    assert found.plan.counts == {"t": 1}
+    run = cluster.simulate(cluster.load(cluster={"types": found.types}, **how), "sia", journal=False)
+    assert run.metrics["p95_jct_s"] == pytest.approx(found.plan.figures["p95"])
 
 
 def test_by_the_older_rules_it_does_not_matter_where_accelerators_are() -> None:

@@ -139,6 +139,20 @@ def test_profiles_do_not_go_together_with_everything(tmp_path: Path) -> None:
     assert cluster.load(cluster="t=2", profiles=tmp_path, trace=jobs).setup.jobs[0].steps == 20.0  # type: ignore[index]
 
 
+@pytest.mark.parametrize(("policy", "done"), [("sia", True), ("optimus", True), ("fifo_perf", False)])
+def test_a_job_that_asks_for_more_than_there_is_runs_where_its_width_is_chosen(
+    tmp_path: Path, policy: str, done: bool
+) -> None:
+    write(tmp_path)
+    jobs = [{"arrival_s": 0, "model": "app (batch size 16)", "width": 4, "steps": 20.0}]
+    loaded = cluster.load(cluster="t=2", per_server=2, profiles=tmp_path, trace=jobs)
+    run = cluster.simulate(loaded, policy)
+    assert (list(run.completion_s) == [0], run.figures.rejected) == (done, 0 if done else 1)
+    assert run.check().valid
+    with pytest.raises(InputError, match="width 65: expected at most 64"):
+        cluster.load(cluster="t=2", profiles=tmp_path, trace=[jobs[0] | {"width": 65}])
+
+
 def test_rigid_jobs_take_as_long_as_recorded(golden: Path, traces: Path) -> None:
     found = read_profiles(traces / "sia/profiles", ["aws"])
     with (golden / "cluster/sia/rigid_t4.csv").open() as file:

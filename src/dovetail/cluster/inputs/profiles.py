@@ -193,7 +193,7 @@ def fixed_rate(application: Application, on: str, width: int, per_server: int, b
 class ProfileMapper(Mapper):
     """Models are applications at a batch, `cifar10 (batch size 2048)`; a job does what its application fixes.
 
-    Every model has all widths up to 64, for policies that choose one.
+    Every model has all widths that the cluster has room for or a job asks for, up to 64, for policies that choose one.
     """
 
     profiled = True
@@ -239,18 +239,21 @@ class ProfileMapper(Mapper):
         return like
 
     def rate(self, model: str, width: int) -> float:
-        rates = self._alone.get(model)
-        if rates is None:
-            application, batch = self.application(model)
-            servers = list(zip(self._types, self._per_server, strict=True))
-            rates = self._alone[model] = [
-                [fixed_rate(application, on, each, size, batch) for on, size in servers]
-                for each in range(1, self._widest + 1)
-            ]
-        if width > self._widest:
-            raise InputError(f"width {width}: expected at most {self._widest}")
+        application, batch = self.application(model)
+        if width > MOST_WIDTH:
+            raise InputError(f"width {width}: expected at most {MOST_WIDTH}")
+        self._widest = max(self._widest, width)
         self.used[model, width] = None
-        return rates[width - 1][self._at]
+        return self._by_width(model, application, batch)[width - 1][self._at]
+
+    def _by_width(self, model: str, application: Application, batch: int) -> list[list[float]]:
+        """By width, up to the widest so far, and type."""
+        rates, servers = self._alone.setdefault(model, []), list(zip(self._types, self._per_server, strict=True))
+        rates += [
+            [fixed_rate(application, on, width, size, batch) for on, size in servers]
+            for width in range(len(rates) + 1, self._widest + 1)
+        ]
+        return rates
 
     def guessed(self, kinds: Iterable[tuple[str, int]]) -> list[tuple[str, int]]:
         return []
@@ -258,7 +261,7 @@ class ProfileMapper(Mapper):
     @property
     def throughputs(self) -> Throughputs:
         kinds = [(model, width) for model in self._alone for width in range(1, self._widest + 1)]
-        alone = np.array([rates for of_model in self._alone.values() for rates in of_model])
+        alone = np.array([rates for model in self._alone for rates in self._by_width(model, *self.application(model))])
         return Throughputs(self._types, kinds, alone, alone, None, "measured")
 
     def restarts_s(self) -> Floats:
