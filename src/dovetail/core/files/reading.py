@@ -36,11 +36,11 @@ def skip_bom(file: BinaryIO) -> int:
     """Go to what follows a byte order mark, in a file that is read line by line; gives where that is.
 
     >>> from io import BytesIO
-    >>> skip_bom(BytesIO(_BOM + b"{}")), skip_bom(BytesIO(b"{}"))
+    >>> skip_bom(BytesIO(BOM + b"{}")), skip_bom(BytesIO(b"{}"))
     (3, 0)
     """
     file.seek(0)
-    return file.seek(len(_BOM) if file.read(len(_BOM)) == _BOM else 0)
+    return file.seek(len(BOM) if file.read(len(BOM)) == BOM else 0)
 
 
 def read_bytes(path: Path, expected: str = "YAML or JSON") -> bytes:
