@@ -110,6 +110,8 @@ def test_other_methods_are_no_better(here: Path, capsys: pytest.CaptureFixture[s
         (("--objective", "pareto", "--what-if"), 2, "--what-if is for one plan"),
         (("--objective", "pareto", "--curves"), 2, "--curves is for one plan"),
         (("--objective", "pareto", "--rates-out", "r.json"), 2, "--rates-out is for one plan"),
+        (("--format", "yaml", "--what-if"), 2, "--what-if has no place in a schedule"),
+        (("--format", "yaml", "--curves"), 2, "--curves has no place in a schedule"),
         (("--objective", "batch", "--microbatches", "0"), 2, "microbatches: expected 1 or more, found 0"),
         (("--option", "mode=latency"), 2, "--option mode: method exact has no options"),
         (("--method", "equal", "--option", "mode=latency"), 2, "--option mode: method equal has no such option"),

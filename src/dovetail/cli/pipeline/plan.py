@@ -155,10 +155,14 @@ def plan(
     limits: dict[str, Any] = {"latency_cap_s": latency_cap_s, "first": first, "last": last, "max_stages": max_stages}
     limits |= {"cuts": cuts, "data_mbps": data_mbps, "replicas": replicas, "link_bits": link_bits or (32,)}
     limits["throughput_floor_items_s"] = throughput_floor_items_s
+    beside = {"--what-if": what_ifs, "--curves": curves}
+    if format == "yaml":
+        _refuse(beside, "has no place in a schedule; expected --format table or json")
     try:
         if objective == "pareto":
             _check_pareto(batch_size, method, format)
-            _check_one_plan({"--what-if": what_ifs, "--curves": curves, "--rates-out": rates_out is not None})
+            beside |= {"--rates-out": rates_out is not None}
+            _refuse(beside, "is for one plan; expected another objective than pareto")
             with progress("looking for plans that no other beats", total=1.0) as done:
                 found = front(problems[0], points=points, time_limit_s=time_limit_s, progress=done, **limits)
             _show_front(found, format)
@@ -227,11 +231,11 @@ def _check_pareto(batch_size: tuple[int, ...], method: str, format: str) -> None
         raise InputError("--format yaml is for one plan; expected table or json")
 
 
-def _check_one_plan(asked: dict[str, bool]) -> None:
-    """Refuse what is told of one plan."""
+def _refuse(asked: dict[str, bool], why: str) -> None:
+    """Refuse flags for what cannot be told."""
     for name, given in asked.items():
         if given:
-            raise InputError(f"{name} is for one plan; expected another objective than pareto")
+            raise InputError(f"{name} {why}")
 
 
 def _show_front(found: Front, format: str) -> None:
