@@ -153,6 +153,20 @@ def test_the_last_empty_gpus_are_for_those_who_would_have_to_switch(load_s: floa
     assert figures.makespan_s < load_s + 3.0
 
 
+@pytest.mark.parametrize("load_s", [0.0, 0.5, 1.0])
+def test_an_empty_gpu_is_not_left_to_who_has_no_room_there(load_s: float) -> None:
+    """Four GPUs at once for the wide ones, a large one for the large ones: others use what is empty meanwhile."""
+    wide = [row(f"{m}{i}", m, 0.0, 1.0) for i in range(40) for m in ("m", "x")]
+    figures = simulate(problem({"m": model(load_s=load_s), "x": model(load_s=load_s, width=4)}, wide, "4"))
+    assert figures.makespan_s == pytest.approx(53.75 + load_s)
+
+    large = [row(f"m{i}", "m", 0.0, 1.0) for i in range(40)] + [row(f"x{i}", "x", 0.0, 1.0) for i in range(100)]
+    kinds = {"big": {"memory_gb": 80}, "small": {"memory_gb": 24}}
+    models = {"m": model(load_s=load_s), "x": model(load_s=load_s, memory_gb=60.0)}
+    figures = simulate(problem(models, large, "big:1,small:3", gpu_types=kinds))
+    assert figures.makespan_s == pytest.approx(116.625 + load_s)
+
+
 def test_a_second_copy_is_not_loaded_while_others_wait_for_that_gpu() -> None:
     names = ["m0", "m1", "m2", "m3"]
     rows = [

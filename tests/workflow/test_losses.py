@@ -72,7 +72,7 @@ def test_who_can_go_elsewhere_loses_a_set_up_if_it_is_asked_for() -> None:
     assert elsewhere_loss(0, 0.001, 1.0, 0.001, 1.0, 12.0, 10.0) < 0.02 * 12
 
 
-def test_a_copy_is_worth_more_the_longer_the_queue_and_costs_its_head_what_it_waits_longer() -> None:
+def test_a_copy_is_worth_more_the_longer_the_queue_and_costs_what_it_comes_later_than_its_end() -> None:
     gains = [copy_gain(n, 10.0, 0.5, 1.0, 5.0, 12.0, 1.0) for n in (1, 2, 5, 20)]
     assert gains[0] < gains[1] < gains[2] < gains[3]
     assert copy_gain(2, 1.0, 0.0, 1.0, 1.0, 12.0, 1.0) == (1.0 + 2 * 1.0) - 12.0, "its queue is gone after 3 s"

@@ -52,8 +52,8 @@ def elsewhere_loss(
 def copy_gain(
     waiting: int, size_s: float, needed: float, windows: float, free_s: float, setup_s: float, speed: float
 ) -> float:
-    """What the queue of a model that is loaded elsewhere saves if a copy is loaded here for its head. Where the queue
-    would be gone before that, it is what the head loses: it would have been served elsewhere by then.
+    """What the queue of a model that is loaded elsewhere saves if a copy is loaded here for its head. Where all of it
+    would be done elsewhere before that, it is less than nothing: by how much the load ends later.
 
     >>> copy_gain(1, size_s=1.0, needed=0.0, windows=1.0, free_s=1.0, setup_s=10.0, speed=1.0)
     -8.0

@@ -71,7 +71,10 @@ class WindowPrices:
         self._few: list[tuple[int, str]] | None = None
         self._may_go_anywhere = view.costs.resident == "one" and not view.wide_waiting
         self._spare: list[int] | None = None
-        self._nowhere: list[Queue] | None = None  # whose model is loaded nowhere
+        self._empty: frozenset[int] | None = None
+        self._nowhere: list[Queue] = []  # whose model is loaded nowhere, and would have room there
+        self._nowhere_loss: dict[tuple[str, int], float] = {}
+        self._next_s: float | None = None  # until a busy GPU should be free
         self._states: dict[str, ModelState] = {}
 
     def _is_any_warm(self) -> bool:
@@ -262,11 +265,12 @@ class WindowPrices:
         return loss
 
     def _turn_s(self, state: ModelState) -> float:
-        """How long a model waits for any GPU that is free next, behind all others who wait."""
+        """How long a model waits for any GPU that is free next, behind all others who wait, were they as long."""
         view = self._view
-        next_s = view.next_free_s() - view.now
-        others = view.ready_count - state.waiting
-        return (max(0.0, next_s) if next_s < inf else 0.0) + others * state.size_s / view.size
+        if self._next_s is None:
+            next_s = view.next_free_s()
+            self._next_s = max(0.0, next_s - view.now) if next_s < inf else 0.0
+        return self._next_s + (view.ready_count - state.waiting) * state.size_s / view.size
 
     def _state(self, model: str) -> ModelState:
         view, rate = self._view, self._demand.rates.get(model)
@@ -315,15 +319,30 @@ class WindowPrices:
     def _empty_loss(self, model: str, window: Window, away_s: float) -> float:
         """What those lose for whom no empty GPU is left: models that nobody has seen yet, and those that nodes wait for
         and that are loaded nowhere, where a load onto an empty GPU is cheaper than a switch."""
-        view, strangers = self._view, self._demand.strangers(self._view.now, away_s)
-        left = sum(not held for gpu, held in enumerate(view.residents.held) if gpu not in view.off) - len(window)
-        loss = max(0.0, strangers - max(0, left)) * away_s / 2
-        if self._nowhere is None:
-            self._nowhere = [queue for queue in view.queues.values() if not view.residents.holders.get(queue.model)]
+        view = self._view
+        if self._empty is None:
+            self._empty = frozenset(g for g, held in enumerate(view.residents.held) if not held and g not in view.off)
+            self._nowhere = [queue for queue in view.queues.values() if self._would_load(queue.model, self._empty)]
+        strangers, left = self._demand.strangers(view.now, away_s), len(self._empty) - len(window)
+        key = model, left
+        if key not in self._nowhere_loss:
+            self._nowhere_loss[key] = self._loss_of_waiting(model, left)
+        return max(0.0, strangers - max(0, left)) * away_s / 2 + self._nowhere_loss[key]
+
+    def _would_load(self, model: str, empty: frozenset[int]) -> bool:
+        """Whether a model that is loaded nowhere has room on empty GPUs."""
+        view = self._view
+        if view.residents.holders.get(model):
+            return False
+        return any(empty.issuperset(window) for window in view.roomy_windows(model))
+
+    def _loss_of_waiting(self, model: str, left: int) -> float:
+        """What those lose who wait for a model that is loaded nowhere, if so many GPUs are left empty for them."""
+        loss = 0.0
         for queue in self._nowhere:
             left -= queue.width
             if left < 0:
-                dearer_s = view.residents.reload_s(model, queue.model) - self._demand.least_setup_s[queue.model]
+                dearer_s = self._view.residents.reload_s(model, queue.model) - self._demand.least_setup_s[queue.model]
                 loss += queue.count * max(0.0, dearer_s)
         return loss
 
@@ -341,8 +360,8 @@ class WindowPrices:
         """Whether a second copy saves more than it costs, doubt counted against it: what is evicted, and all others who
         wait while it is loaded.
 
-        Where it evicts nothing of use, those who will come count as well as those who wait; its head may wait longer
-        for the load than for its turn elsewhere.
+        Where it evicts nothing of use, those who will come count as well as those who wait; the load may take longer
+        than the queue elsewhere.
         """
         view, rate = self._view, self._demand.rates[queue.model]
         windows, speed = self._speeds(queue.model, warm), self._speed(queue.model, best.window)
