@@ -271,6 +271,19 @@ def test_who_waits_for_a_gpu_that_is_late_does_not_wait_for_ever_beside_a_free_o
     assert wakes < 5
 
 
+def test_a_wake_for_another_reason_is_asked_for_once_beside_one_for_a_late_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    scheduler = live_scheduler(2, "dovetail")
+    monkeypatch.setattr(scheduler._preloading, "decide", lambda now, out: 50.0)
+    scheduler.handle([Arrived("r", "draw", (6.0, 4.0))], 0.0)
+    scheduler.handle([Arrived("s", "see", (6.0,))], 0.0)
+    scheduler.handle([Settled("s", "a", (1,))], 8.0)
+    scheduler.handle([Settled("r", "a", (0,))], 10.0)
+    scheduler.handle([Finished("s", "a")], 14.0)
+    assert scheduler.handle([Arrived("t", "draw", (6.0, 4.0))], 15.0) == [WakeAt(16.1)]
+    for now in (15.1, 15.2, 15.3):
+        assert scheduler.handle([Woke()], now) == []
+
+
 def test_who_joins_a_window_whose_load_is_late_expects_to_wait() -> None:
     scheduler = live_scheduler(1)
     (first,) = scheduler.handle([Arrived("r", "see", (6.0,))], 0.0)

@@ -332,7 +332,7 @@ class WorkflowScheduler:
         if not view.ready_count or not view.free_count:
             return inf
         next_s = view.next_free_s() + _LATE_S
-        return inf if now < self._wake_s <= next_s else next_s
+        return self._wake_s if now < self._wake_s <= next_s else next_s  # what is asked for stays so
 
     def _ask(self) -> Place | Wait | None:
         """The policy's choice."""
