@@ -228,6 +228,11 @@ def test_a_text_without_the_spaces_at_its_end_is_the_same_as_its_pieces() -> Non
         told.more(_event("restarted"))
         told.more(_event("piece", "one two "))
     assert told.rest("one two") == ""
+    told.more(_event("restarted"))  # and this time no piece of it was told
+    assert told.rest("one two") == ""
+    told.more(_event("restarted"))
+    with pytest.raises(HttpError, match="came out otherwise"):
+        told.rest("one")
 
 
 def _event(kind: Any, text: str = "") -> RunEvent:

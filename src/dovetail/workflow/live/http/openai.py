@@ -228,7 +228,7 @@ class StreamedText:
     def rest(self, text: str) -> str:
         """What the whole text has beyond what was sent; its pieces may have had more, at the ends of lines."""
         whole = text if len(text) >= len(self._again) else self._again
-        if len(whole) < len(self._sent):
+        if len(whole) < len(self._sent.rstrip()):
             raise self._lost()
         return self._add(whole)
 
