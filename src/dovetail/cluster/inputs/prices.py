@@ -222,5 +222,5 @@ def _prices(types: Sequence[str], steps: Mapping[str, _Steps]) -> Prices:
 
 def _changes(types: tuple[str, ...], times_s: Sequence[float], values: Floats, missing: tuple[str, ...]) -> Prices:
     """Prices at the times at which any of them changes."""
-    kept = [0, *(i for i in range(1, len(times_s)) if (values[i] != values[i - 1]).any())]
+    kept = [0, *(1 + np.flatnonzero((values[1:] != values[:-1]).any(axis=1))).tolist()]
     return Prices(types, tuple(times_s[i] for i in kept), values[kept], missing)
