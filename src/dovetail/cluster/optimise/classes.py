@@ -28,7 +28,7 @@ class Classes:
 
 
 def group(kind: Ints, *traits: NDArray[Any], keys: bool = True) -> Classes:
-    """Group jobs (at least one) of one kind that are equal in every trait; without `keys`, as `apart` does.
+    """Group jobs (at least one) of one kind that are equal in every trait; without `keys`, `key` is left empty.
 
     >>> classes = group(np.array([4, 2, 4, 4]), np.array([1.0, 1.0, 1.0, 5.0]))
     >>> classes.key, classes.of.tolist(), classes.count.tolist(), classes.first.tolist()

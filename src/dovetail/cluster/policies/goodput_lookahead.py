@@ -31,13 +31,13 @@ _MORE_POINTS = 1.2  # times as many as at the last fit: time for another
 
 @dataclass(slots=True, kw_only=True)
 class _Rows:
-    """Jobs, those in one row of which the same is true: by row, and by configuration where it says so."""
+    """What the policy knows of jobs. Those that it has no reason to tell apart are one row."""
 
     classes: Classes
     soonest_s: Floats  # by job: to its end, in its best configuration
-    seconds: Floats  # likewise, of the oldest job of each row in every configuration
-    restart_s: Floats
-    hopeful: NDArray[np.bool_]  # by configuration: nobody had as many accelerators, and few widths tell what they do
+    seconds: Floats  # by row and configuration: to the end of its first job
+    restart_s: Floats  # by row, as all that follows
+    hopeful: NDArray[np.bool_]  # and configuration: nobody had as many accelerators, and few widths tell what they do
     say: Floats
     longest: NDArray[np.bool_]
 

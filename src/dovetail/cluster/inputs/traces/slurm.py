@@ -207,7 +207,7 @@ def _lines(path: Source, told: bool) -> Iterator[CsvRow | InputError]:
     spans: list[tuple[int, int]] = []
     with open_bytes(path) as file:
         for number, raw in enumerate(file, start=1):
-            raw = raw.removeprefix(BOM).rstrip(b"\r\n")
+            raw = (raw.removeprefix(BOM) if number == 1 else raw).rstrip(b"\r\n")
             line = raw.decode(errors="replace")
             if not line.strip():
                 continue
