@@ -193,9 +193,21 @@ def test_a_closed_pipe_is_quiet() -> None:
 
 
 @pytest.mark.parametrize(
-    "words", [("--count", "1.7"), ("--some", "1", "1.7"), ("--most", "1e3"), ("--pair", "1", "1.7")]
+    ("words", "expected"),
+    [
+        (("--count", "1.7"), "a whole number"),
+        (("--count", "0x10"), "a whole number"),
+        (("--some", "1", "10.0"), "a whole number"),
+        (("--most", "1e3"), "a whole number"),
+        (("--pair", "1", "1.7"), "a whole number"),
+        (("--share", "z"), "a number"),
+        (("--cap", "[/z]"), "a number"),
+        (("--ends", "1.5", "z"), "a number"),
+    ],
 )
-def test_a_whole_number_is_one(trial: Trial, capsys: pytest.CaptureFixture[str], words: tuple[str, ...]) -> None:
+def test_a_flag_for_a_number_takes_no_other(
+    trial: Trial, capsys: pytest.CaptureFixture[str], words: tuple[str, ...], expected: str
+) -> None:
     taken: list[object] = []
 
     def function(
@@ -205,14 +217,14 @@ def test_a_whole_number_is_one(trial: Trial, capsys: pytest.CaptureFixture[str],
         some: Numbers = (),
         pair: tuple[int, int] = (1, 1),
         share: float = 1.0,
+        cap: float | None = None,
+        ends: tuple[float, float] = (0.0, 1.0),
     ) -> None:
-        taken.append((count, most, some, pair, share))
+        taken.append((count, most, some, pair, share, cap, ends))
 
     trial(function)
-    assert (
-        cli.main(["trial", "--count", "-3", "--most", "5", "--some", "1", "2", "--pair", "3", "4", "--share", "1.7"])
-        == 0
-    )
-    assert taken == [(-3, 5, (1, 2), (3, 4), 1.7)]
+    whole = ["--count", "-3", "--most", "5", "--some", "1", "2", "--pair", "3", "4"]
+    assert cli.main(["trial", *whole, "--share", "1.7", "--cap", "1e3", "--ends", "0.5", "2"]) == 0
+    assert taken == [(-3, 5, (1, 2), (3, 4), 1.7, 1e3, (0.5, 2.0))]
     assert cli.main(["trial", *words]) == 2
-    assert words[-1] in capsys.readouterr().err
+    assert f"{words[0]}: expected {expected}, found {words[-1]!r}" in capsys.readouterr().err

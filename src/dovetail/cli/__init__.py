@@ -8,9 +8,10 @@ import re
 import sys
 import warnings
 from collections.abc import Sequence
+from functools import partial
 from typing import Any, Literal
 
-from cyclopts import App, CycloptsError, Parameter, Token, UnknownCommandError, UnusedCliTokensError, convert
+from cyclopts import App, CoercionError, CycloptsError, Parameter, UnknownCommandError, UnusedCliTokensError, convert
 
 from dovetail.cli.verbs import Command, note_dashes, register
 from dovetail.core.errors import DovetailError, MissingExtraError
@@ -36,6 +37,7 @@ COMMANDS = (
     Command("completion", "dovetail.cli:completion", "Print a shell completion script."),
 )
 
+_NUMBERS = {int: "a whole number", float: "a number"}
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
 _EPILOGUE = """\
 --debug, given anywhere, shows the traceback of an error.
@@ -58,25 +60,21 @@ def build_app(argv: Sequence[str] = ()) -> App:
         print_error=False,
         exit_on_error=False,
         suppress_keyboard_interrupt=False,
-        default_parameter=Parameter(converter=_converted),
+        default_parameter=Parameter(converter=partial(convert, converter=_one_converted)),
     )
     register(app, COMMANDS)
     return app
 
 
-def _converted(kind: Any, tokens: Sequence[Token]) -> Any:
-    """Words as values of a kind."""
-    return _one_converted(kind, tokens[0].value) if kind is int else convert(kind, tokens, _one_converted)
-
-
 def _one_converted(kind: Any, text: str) -> Any:
-    """Cyclopts itself takes 1.7 for the whole number 2."""
-    if kind is not int:
-        return convert(kind, [text])
+    """Cyclopts itself takes 1.7 for the whole number 2; it adds the flag's name to an error that has none yet."""
     try:
-        return int(text)
+        return kind(text) if kind in _NUMBERS else convert(kind, [text])
     except ValueError:
-        raise ValueError(f"expected a whole number, found {text!r}") from None
+        raise CoercionError(msg=f"expected {_NUMBERS[kind]}, found {text!r}") from None
+    except CoercionError as error:
+        error.token = None
+        raise
 
 
 def completion(shell: Literal["bash", "zsh", "fish"]) -> None:
