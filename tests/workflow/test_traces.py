@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 from collections.abc import Sequence
 from itertools import permutations
@@ -86,6 +87,17 @@ def test_mooncake_counts_milliseconds(tmp_path: Path, mark: str) -> None:
     assert [row["node_prefix"] for row in found] == [{"generate": [0, 1]}] * 2
     assert list(found.config["models"]) == ["toolagent"]
     ran(found)
+
+
+@pytest.mark.parametrize("system", ["azure", "mooncake", "burstgpt", "otel"])
+def test_a_pipe_is_no_trace(tmp_path: Path, capsys: pytest.CaptureFixture[str], system: str) -> None:
+    reader, writer = os.pipe()
+    os.write(writer, f"{AZURE}2024-05-10 00:00:00.009930,10,5\n".encode())
+    os.close(writer)
+    with os.fdopen(reader, "rb"):
+        assert main(["workflow", "import", system, f"/dev/fd/{reader}", "--out", str(tmp_path / "c.yaml")]) == 2
+    assert f"error: /dev/fd/{reader}: expected a file, not a pipe" in capsys.readouterr().err
+    assert not list(tmp_path.iterdir())
 
 
 def test_burstgpt_has_models_and_log_types_and_leaves_failures_out(tmp_path: Path) -> None:

@@ -14,6 +14,7 @@ from msgspec.structs import replace
 from dovetail.core.errors import InputError
 from dovetail.core.files.document import Source, as_path
 from dovetail.core.files.plain import plain, scalar
+from dovetail.core.files.reading import check_rereadable
 from dovetail.core.journal import Clock, Header
 from dovetail.core.rates import RateTable
 from dovetail.core.resources import Pool
@@ -72,8 +73,8 @@ class ProblemSource(Struct, frozen=True, kw_only=True):
     def read(self, gpus: str | int | Pool | None) -> WorkflowProblem:
         """Read and validate everything before anything runs."""
         for path in (self.config, self.requests):
-            if isinstance(path, Path) and path.exists() and not path.is_file() and not path.is_dir():
-                raise InputError(f"{path}: expected a file, not a pipe or device: it is read more than once")
+            if isinstance(path, Path):
+                check_rereadable(path)
         by = reading(self.compat is not None)
         gpus = gpus if isinstance(gpus, Pool) else scalar(gpus)
         system = by.read_system(self.config, self.on_error, dict(self.costs))

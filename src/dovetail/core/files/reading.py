@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import stat
 from pathlib import Path
 from typing import Any, BinaryIO, ClassVar
 
@@ -30,6 +31,16 @@ def open_bytes(path: Path) -> BinaryIO:
         raise InputError(f"{path}: may not be read (permission denied)") from None
     except (OSError, ValueError) as error:
         raise InputError(f"{path}: cannot be read: {getattr(error, 'strerror', error)}") from None
+
+
+def check_rereadable(path: Path) -> None:
+    """Refuse what gives its bytes only once, where they are read more than once."""
+    try:
+        mode = path.stat().st_mode
+    except (OSError, ValueError):
+        return  # opening it tells why
+    if not stat.S_ISREG(mode) and not stat.S_ISDIR(mode):
+        raise InputError(f"{path}: expected a file, not a pipe or device: it is read more than once")
 
 
 def skip_bom(file: BinaryIO) -> int:

@@ -23,7 +23,7 @@ from msgspec import Struct
 from dovetail.core.errors import DovetailError, InputError, check_functions, did_you_mean, within
 from dovetail.core.files.document import Document, as_path
 from dovetail.core.files.output import refuse_overwrite
-from dovetail.core.files.reading import is_json_lines, open_bytes, skip_bom
+from dovetail.core.files.reading import check_rereadable, is_json_lines, open_bytes, skip_bom
 from dovetail.core.metrics import Spread
 from dovetail.core.service.client import ServiceError
 from dovetail.core.service.interrupts import interrupts
@@ -173,6 +173,7 @@ def _rows(trace: Any, of: TraceFormat | None) -> Iterator[Mapping[str, Any]]:
         yield from data["requests"] if isinstance(data, dict) and "requests" in data else data
         return
     path = as_path(trace, "trace")
+    check_rereadable(path)
     kind = of or _format(path)
     if kind != "requests":
         yield from _IMPORTERS[kind]([path])

@@ -12,7 +12,7 @@ from typing import Any, Literal
 import msgspec
 
 from dovetail.core.errors import InputError, did_you_mean
-from dovetail.core.files.reading import is_json_lines, open_bytes, parse, read_bytes, skip_bom
+from dovetail.core.files.reading import check_rereadable, is_json_lines, open_bytes, parse, read_bytes, skip_bom
 from dovetail.workflow.inputs.system import MOST
 
 TimeUnit = Literal["s", "ms", "us", "ns"]
@@ -121,6 +121,7 @@ def read_rows(path: Path, keys: Mapping[str, str], required: Sequence[str] = ())
     >>> [(row.seconds("at"), row.tokens("input")) for row in read_rows(file, {"at": "when", "input": "in"})]
     [(2.5, 300)]
     """
+    check_rereadable(path)
     with open_bytes(path) as file:
         skip_bom(file)
         begin = file.read(64).lstrip()[:1]
@@ -137,6 +138,7 @@ def read_rows(path: Path, keys: Mapping[str, str], required: Sequence[str] = ())
 
 def read_objects(path: Path) -> Iterator[tuple[str, Any]]:
     """JSON objects and where they stand: one per line, or one that is the whole file."""
+    check_rereadable(path)
     if not is_json_lines(path) and path.suffix != ".jsonl":
         yield str(path), parse(path, read_bytes(path, "JSON"))
         return
