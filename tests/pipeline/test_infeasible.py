@@ -10,6 +10,9 @@ from msgspec.structs import replace
 
 from dovetail.pipeline.inputs.files import load
 from dovetail.pipeline.inputs.problem import DeviceClass, Pipeline
+from dovetail.pipeline.optimise import infeasible
+from dovetail.pipeline.optimise.clock import SearchClock
+from dovetail.pipeline.optimise.tables import Tables
 from dovetail.pipeline.plan import Constraints, Infeasible, InfeasibleError, Plan, flag
 from dovetail.pipeline.planner import plan
 from dovetail.pipeline.policies.base import plan as plan_any
@@ -252,7 +255,21 @@ def test_what_leaves_no_plan_only_together_is_told() -> None:
     two = [DeviceClass(name, name, [f"{name}0"], 10.0, 5.0, [1.0] * 4) for name in "ab"]
     dead = problem(classes=two, link_mbps=[[0.0, 0.0], [0.0, 0.0]], link_s=[[0.0, 0.0], [0.0, 0.0]])
     assert reasons(dead, first="a0") == ["the bandwidth from a to b is 0: with that link there would be a plan"]
-    (both,) = reasons(dead, max_stages=1)
-    told, _, links = both.partition(": ")
-    assert told == "--max-stages leaves no plan together with links that cannot be used"
-    assert links == "the bandwidth is 0 from a to b, from b to a"
+    blamed: list[tuple[str, dict[str, Any]]] = [
+        ("--max-stages leaves", {"max_stages": 1}),
+        ("--max-stages leaves", {"max_stages": 1, "first": "a0", "latency_cap_s": 99.0}),
+        ("--latency-cap-s, --max-stages leave", {"max_stages": 1, "latency_cap_s": 1.0}),
+    ]
+    for flags, limits in blamed:
+        (both,) = reasons(dead, **limits)
+        told, _, links = both.partition(": ")
+        assert told == f"{flags} no plan together with links that cannot be used"
+        assert links == "the bandwidth is 0 from a to b, from b to a"
+
+
+def test_a_cause_that_was_not_found_in_time_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(infeasible, "_LEAST_S", 0.0)
+    two = [DeviceClass(name, name, [f"{name}0"], 10.0, 5.0, [1.0] * 4) for name in "ab"]
+    dead = problem(classes=two, link_mbps=[[0.0, 0.0], [0.0, 0.0]], link_s=[[0.0, 0.0], [0.0, 0.0]])
+    (only,) = infeasible.why_not(Tables(dead), Constraints(max_stages=1), SearchClock(0.0))
+    assert only == "no plan was found; why there is none was not found in time"

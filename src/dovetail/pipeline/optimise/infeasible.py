@@ -1,6 +1,7 @@
 """Why there is no plan: layers that fit nowhere, links that cannot be used, constraints that cannot be kept.
 
-A cause is named when the plan appears without it: each constraint and each dead link is dropped alone.
+A cause is named when the plan appears without it: each constraint and each dead link is dropped alone, and then
+several of them.
 """
 
 from __future__ import annotations
@@ -22,11 +23,12 @@ from dovetail.pipeline.plan import Constraints, flag
 _FREE_MBPS = 1e12  # a link that costs next to nothing
 _MOST_LINKS = 64  # dead links that are tried one by one
 _LIMITS = ("latency_cap_s", "throughput_floor_items_s", "first", "last", "max_stages", "allowed_cuts", "data_mbps")
+_LATE = "; which of them is to blame was not found in time"
 _LEAST_S = 2.0  # for causes, where the search took all the time there was
 
 
 def why_not(tables: Tables, constraints: Constraints, clock: SearchClock) -> list[str]:
-    """Reasons why no plan exists, the most telling first; causes that were not found in time are not told."""
+    """Reasons why no plan exists, the most telling first: those that were found in time, or that none was."""
     clock = SearchClock(max(clock.left_s, _LEAST_S))
     p = tables.pipeline
     if not p.classes:
@@ -105,15 +107,25 @@ def _free(constraints: Constraints, names: Collection[str]) -> Constraints:
 def _together(p: Pipeline, constraints: Constraints, clock: SearchClock) -> list[str]:
     """What leaves no plan although none of it is to blame alone: links, constraints, or both."""
     given, dead = _given(constraints), _dead_links(p)
-    free, flags, links = _free(constraints, given), ", ".join(map(flag, given)), _listed(list(dead.values()))
-    late = "; which of them is to blame was not found in time" if clock.over else ""
+    free, opened = _free(constraints, given), _opened(p, dead)
+    links = f"cannot be used: the bandwidth is 0 {_listed(list(dead.values()))}"
+    late = _LATE if clock.over else ""
     if given and _possible(p, free, clock):
-        return [f"{flags} together leave no plan{late or '; without any of them there is one'}"]
-    if dead and _possible(_opened(p, dead), constraints, clock):
-        return [f"links cannot be used: the bandwidth is 0 {links}"]
-    if dead and given and _possible(_opened(p, dead), free, clock):
-        return [f"{flags} leaves no plan together with links that cannot be used: the bandwidth is 0 {links}"]
+        return [f"{_flags(given)} together leave no plan{late or '; without any of them there is one'}"]
+    if dead and _possible(opened, constraints, clock):
+        return [f"links {links}"]
+    if dead and given and _possible(opened, free, clock):
+        alone = [name for name in given if _possible(opened, _free(constraints, [name]), clock)]
+        blamed, late = alone or given, _LATE if clock.over and not alone else ""
+        leave = "leave" if len(blamed) > 1 else "leaves"
+        return [f"{_flags(blamed)} {leave} no plan together with links that {links}{late}"]
+    if clock.over:
+        return ["no plan was found; why there is none was not found in time"]
     return ["no chain of the available devices can hold all layers in order"]
+
+
+def _flags(names: Collection[str]) -> str:
+    return ", ".join(map(flag, names))
 
 
 def _listed(told: list[str]) -> str:
