@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Iterator, Sequence
 from html import escape
 from pathlib import Path
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
     from dovetail.core.results.comparison import Comparison
 
 Objective = Literal["throughput", "latency", "batch", "devices", "energy", "money"]
-_LONGEST_S = LARGEST * LARGEST  # of a stage or a link: sums and quotients of what files may hold
+_LONGEST_S = sys.float_info.max  # of a stage or a link: bytes over a bandwidth that may be next to nothing
 LINK_WIDTHS = (*range(2, 17), 32)  # bits of a value on a link; 32: as it is
 GenerationObjective = Literal["tokens", "ttft"]  # tokens per second, time to the first token
 
