@@ -190,3 +190,25 @@ def test_a_class_that_has_all_hosts_of_its_type_has_its_name() -> None:
     assert [(c.name, c.hosts) for c in problem.classes] == [("a", ["a"]), ("b", ["b"]), ("c", ["c"])]
     (only,) = without(problem, {"c"}).classes
     assert (only.name, only.hosts) == ("t4", ["a", "b"])
+
+
+def test_no_two_classes_have_one_name() -> None:
+    """Host `t4` is of another type than the hosts that are all of type t4."""
+    profile = {"batch_size": 8, "dtype": "torch.float32", "time_s": [1.0]}
+    kind = {"bw_Mbps": 10, "mem_MB": 9, "model_profiles": {"m": [profile]}}
+    pairs = {("a", "b"): 1, ("t4", "y"): 2, ("t4", "z"): 3, ("y", "z"): 4}
+    problem = load(
+        {"m": {"layers": 1, "mem_MB": [1], "parameters_in": 1, "parameters_out": [1]}},
+        {"t4": kind, "x": kind},
+        {"t4": ["a", "b"], "x": ["t4", "y", "z"]},
+        links={
+            host: {b if a == host else a: {"bw_Mbps": mbps} for (a, b), mbps in pairs.items() if host in (a, b)}
+            for host in ("a", "b", "t4", "y", "z")
+        },
+    )
+    assert [(c.name, c.hosts) for c in problem.classes] == [
+        ("a", ["a", "b"]),
+        ("t4", ["t4"]),
+        ("y", ["y"]),
+        ("z", ["z"]),
+    ]

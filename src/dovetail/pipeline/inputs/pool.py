@@ -38,7 +38,7 @@ def by_host(pipeline: Pipeline) -> Pipeline:
 
 def merged(pipeline: Pipeline) -> Pipeline:
     """The problem with hosts that could change places in one class, whose devices the planner counts: they are alike in
-    all, their links too. A class that has all hosts of its type then has its name."""
+    all, their links too. Classes that become all hosts of their type get its name, unless another class has that."""
     classes, groups, count = pipeline.classes, list[list[int]](), range(len(pipeline.classes))
     tables = [table for table in (pipeline.link_mbps, pipeline.link_s) if table is not None]
     links = [[tuple(table[a][b] for table in tables) for b in count] for a in count]
@@ -58,12 +58,14 @@ def merged(pipeline: Pipeline) -> Pipeline:
 
 def _exchangeable(classes: list[DeviceClass], links: list[list[tuple[float, ...]]], a: int, b: int) -> bool:
     """Whether any two hosts of two classes could change places: alike, and with the same links, also to each other."""
+    one, two = classes[a], classes[b]
+    if one.type != two.type:
+        return False
     inner = {links[x][x] for x in (a, b) if len(classes[x].hosts) > 1} | {links[a][b], links[b][a]}
-    others = [x for x in range(len(links)) if x not in (a, b)]
     return (
-        replace(classes[a], name="", hosts=[]) == replace(classes[b], name="", hosts=[])
-        and len(inner) == 1
-        and all(links[a][x] == links[b][x] and links[x][a] == links[x][b] for x in others)
+        len(inner) == 1
+        and all(links[a][x] == links[b][x] and links[x][a] == links[x][b] for x in range(len(links)) if x not in (a, b))
+        and replace(one, name="", hosts=[]) == replace(two, name="", hosts=[])
     )
 
 
@@ -71,7 +73,7 @@ def _as_one(classes: list[DeviceClass], group: list[int]) -> DeviceClass:
     first, rest = classes[group[0]], group[1:]
     if not rest:
         return first
-    whole = all(x in group or c.type != first.type for x, c in enumerate(classes))
+    whole = all(x in group or first.type not in (c.type, c.name) for x, c in enumerate(classes))
     hosts = [host for x in group for host in classes[x].hosts]
     return replace(first, name=first.type if whole else first.name, hosts=hosts)
 
