@@ -135,7 +135,8 @@ def what_if(plan: Plan | Source, *, time_limit_s: float = TIME_LIMIT_S) -> Compa
     now = read_plan(plan)
     if now.problem is None:
         raise InputError("plan: it does not hold the problem it was made for; make it again with this version")
-    if (objective := now.objective) == "tokens" or objective == "ttft":
+    objective = now.objective
+    if objective == "tokens" or objective == "ttft":  # mypy does not narrow `in`
         raise InputError("plan: it is one for generation; plan_generation says what another pool gives")
     pinned = now.constraints.pinned if now.constraints is not None else []
     changes: list[tuple[int, int, list[str]]] = []

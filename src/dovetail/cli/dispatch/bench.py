@@ -5,17 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated
 
-from dovetail.cli.common import (
-    Force,
-    Format,
-    Pairs,
-    pairs,
-    print_json,
-    print_table,
-    progress,
-    value,
-    whole_numbers,
-)
+from dovetail.cli.common import Force, Format, Pairs, pairs, print_json, print_table, progress, value, whole_numbers
 from dovetail.cli.complete import PYTHON_NAMES, policies_of
 from dovetail.cli.dispatch.words import check_outputs, file_of
 

@@ -22,10 +22,14 @@ if TYPE_CHECKING:
     from dovetail.pipeline import Front, InfeasibleError, Plan, Stage
 
 _Objective = Literal["throughput", "latency", "batch", "devices", "energy", "money", "pareto"]
-
-
-_VALUES = {"throughput": "bottleneck s", "latency": "latency s", "batch": "batch s", "devices": "devices"}
-_VALUES |= {"energy": "J/item", "money": "money/item"}
+_VALUE_COLUMNS = {
+    "throughput": "bottleneck s",
+    "latency": "latency s",
+    "batch": "batch s",
+    "devices": "devices",
+    "energy": "J/item",
+    "money": "money/item",
+}
 
 
 def plan(
@@ -155,14 +159,13 @@ def plan(
     limits: dict[str, Any] = {"latency_cap_s": latency_cap_s, "first": first, "last": last, "max_stages": max_stages}
     limits |= {"cuts": cuts, "data_mbps": data_mbps, "replicas": replicas, "link_bits": link_bits or (32,)}
     limits["throughput_floor_items_s"] = throughput_floor_items_s
-    beside = {"--what-if": what_ifs, "--curves": curves}
     if format == "yaml":
-        _refuse(beside, "has no place in a schedule; expected --format table or json")
+        _refuse("has no place in a schedule; expected --format table or json", what_if=what_ifs, curves=curves)
     try:
         if objective == "pareto":
             _check_pareto(batch_size, method, format)
-            beside |= {"--rates-out": rates_out is not None}
-            _refuse(beside, "is for one plan; expected another objective than pareto")
+            why = "is for one plan; expected another objective than pareto"
+            _refuse(why, what_if=what_ifs, curves=curves, rates_out=rates_out is not None)
             with progress("looking for plans that no other beats", total=1.0) as done:
                 found = front(problems[0], points=points, time_limit_s=time_limit_s, progress=done, **limits)
             _show_front(found, format)
@@ -231,11 +234,11 @@ def _check_pareto(batch_size: tuple[int, ...], method: str, format: str) -> None
         raise InputError("--format yaml is for one plan; expected table or json")
 
 
-def _refuse(asked: dict[str, bool], why: str) -> None:
+def _refuse(why: str, **asked: bool) -> None:
     """Refuse flags for what cannot be told."""
     for name, given in asked.items():
         if given:
-            raise InputError(f"{name} {why}")
+            raise InputError(f"--{name.replace('_', '-')} {why}")
 
 
 def _show_front(found: Front, format: str) -> None:
@@ -283,11 +286,11 @@ def _show(best: Plan, changes: list[dict[str, Any]], charts: Sequence[Chart], fo
     print(f"binding: {best.binding}")
     if changes:
         print()
-        shown = [
+        shown = [  # with 0.0 added, -0.0 is 0.0
             [f"{c['change']:+d} {c['type']}", c["value"], c["ratio"] and round(100 * (c["ratio"] - 1), 2) + 0.0]
             for c in changes
         ]
-        print_table(["what if", _VALUES[best.objective], "change %"], shown)
+        print_table(["what if", _VALUE_COLUMNS[best.objective], "change %"], shown)
     for chart in charts:
         print(f"\n{chart.title}\n")
         print_table([chart.x, chart.y], [[x, round(y, 3)] for series in chart.series for x, y in series.points])

@@ -177,23 +177,24 @@ class Costs:
         p, count = self.tables.pipeline, len(self.options)
         devices = np.array([o.devices for o in self.options], dtype=float)
         zero, one = np.zeros(count), np.ones(count)
+        free = Tariff(stage=zero, link=0.0, fixed=zero, fixed_by_pace=zero, waiting=zero)
         if objective == "throughput":
-            return Tariff(zero, 0.0, zero, zero, zero)
+            return free
         if objective == "latency":
-            return Tariff(one, 1.0, zero, zero, zero)
+            return free._replace(stage=one, link=1.0)
         if objective == "batch":
-            return Tariff(one, 1.0, zero, zero, zero, float(microbatches - 1))
+            return free._replace(stage=one, link=1.0, by_pace=float(microbatches - 1))
         if objective == "devices":
-            return Tariff(zero, 0.0, devices, zero, zero, whole=True)
+            return free._replace(fixed=devices, whole=True)
         k = [o.k for o in self.options]
         busy, idle, price = (
             np.array([getattr(c, key) for c in p.classes])[k] / p.batch_size
             for key in ("watts_busy", "watts_idle", "price_per_hour")
         )
         if objective == "energy" and (busy.any() or idle.any()):
-            return Tariff(busy, 0.0, zero, zero, idle * devices)
+            return free._replace(stage=busy, waiting=idle * devices)
         if objective == "money" and price.any():
-            return Tariff(zero, 0.0, zero, price / 3600 * devices, zero)
+            return free._replace(fixed_by_pace=price / 3600 * devices)
         need = "watts_busy and watts_idle" if objective == "energy" else "price_per_hour"
         raise InputError(f"objective {objective} needs {need} of the device types")
 
