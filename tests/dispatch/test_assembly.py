@@ -78,6 +78,13 @@ def test_a_chunk_of_another_shape_or_type_is_refused(tree: Any) -> None:
             output.write(5, 10, tree(wrong))
 
 
+def test_a_name_that_is_no_number_stays_apart_from_the_text() -> None:
+    output = Preallocated(10, 0, CPU)
+    for start in (0, 5):
+        output.write(start, start + 5, {"nan": torch.ones(5), float("nan"): torch.zeros(5)})
+    assert [part.tolist() for part in output.result().values()] == [[1.0] * 10, [0.0] * 10]
+
+
 @pytest.mark.parametrize("tree", [lambda x: x, lambda x: {"y": x}])
 def test_who_writes_late_does_not_reach_what_was_given_out(tree: Any) -> None:
     output = Preallocated(10, 0, CPU)

@@ -225,6 +225,10 @@ CASES: dict[str, tuple[Callable[[int], Any], Callable[[Any], Any]]] = {
         rows,
         lambda x: {1: x, "1": 2 * x, "a.b": 3 * x, "a": {"b": 4 * x}, None: 5 * x, "None": 6 * x},
     ),
+    "names of numbers that look alike": (
+        rows,
+        lambda x: {1: {5: 3 * x}, 1.5: 4 * x, "inf": x, float("inf"): 2 * x},
+    ),
     "named tuples": (lambda n: Pair(rows(n), rows(n)), lambda p: Pair(p.left + p.right, (p.left,))),
     "torch's return types": (rows, lambda x: x.max(dim=1)),
     "other dictionaries": (

@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import dataclasses
 from collections.abc import Callable, Collection, Iterable, Iterator, MutableMapping
-from keyword import iskeyword
 from typing import Any, NamedTuple
 
 from torch import Size, Tensor
@@ -141,13 +140,13 @@ def leaves(tree: Any, place: str = "batch") -> Iterator[tuple[str, Any]]:
 
 
 def place_in(place: str, name: Any) -> str:
-    """The way to a part of what is at a place; no two names of a container give the same.
+    """The way to a part of what is at a place; only names of one type that look alike (`repr`) give the same.
 
-    >>> place_in("batch", "x"), place_in("batch", 1), place_in("batch", "1"), place_in("batch", "a.b")
-    ('batch.x', 'batch.1', "batch.'1'", "batch.'a.b'")
+    >>> place_in("batch", "x"), place_in("batch", 1), place_in("batch", "1"), place_in("batch", 1.5)
+    ('batch.x', 'batch.1', "batch['1']", 'batch[1.5]')
     """
-    plain = type(name) is str and name.isidentifier() and not iskeyword(name)
-    return f"{place}.{name}" if plain else f"{place}.{name!r}"
+    plain = type(name) is int or (type(name) is str and name.isidentifier())
+    return f"{place}.{name}" if plain else f"{place}[{name!r}]"
 
 
 def parts_of(tree: Any, place: str = "batch") -> Iterator[tuple[str, Any]]:
