@@ -78,6 +78,18 @@ def test_a_chunk_of_another_shape_or_type_is_refused(tree: Any) -> None:
             output.write(5, 10, tree(wrong))
 
 
+def test_parts_go_to_their_places_by_themselves_only_where_nothing_is_beside_them() -> None:
+    class Named(dict):  # type: ignore[type-arg]
+        pass
+
+    plain, named = Named(y=torch.rand(5)), Named(y=torch.rand(5))
+    named.name = "own"  # type: ignore[attr-defined]
+    for first, other, alone in ((plain, plain, True), (plain, named, False), (named, plain, False)):
+        output = Preallocated(10, 0, CPU)
+        output.write(0, 5, first)
+        assert (output.places(5, 10, other) is not None) == alone
+
+
 def test_a_name_that_is_no_number_stays_apart_from_the_text() -> None:
     output = Preallocated(10, 0, CPU)
     for start in (0, 5):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import InitVar, dataclass
 from threading import Lock
 from types import SimpleNamespace
 from typing import Any
@@ -80,6 +80,25 @@ class Counted:
         return f"{self.x}"
 
 
+@dataclass
+class Beside:
+    """A dataclass that keeps what is none of its fields."""
+
+    x: Any
+    kept: InitVar[Any]
+
+    def __post_init__(self, kept: Any) -> None:
+        self.own = kept
+
+
+class Texts(list):  # type: ignore[type-arg]
+    """A list that counts what it is made of."""
+
+    def __init__(self, texts: Any) -> None:
+        super().__init__(texts)
+        self.own = len(self)
+
+
 @pytest.mark.parametrize("shapes", ["few", "padded"])
 @pytest.mark.parametrize("devices", ["cpu", TWO], ids=["one", "two"])
 @pytest.mark.parametrize("kind", KINDS)
@@ -119,9 +138,19 @@ def test_pieces_of_one_row_beside_a_whole_part() -> None:
         (lambda x: x.sum(0), "result has 2 rows for a chunk that was filled up to 256: expected one per item"),
         (lambda x: x.sum(), "result has no rows"),
         (lambda x: {"y": 2 * x, "mean": x.mean(0, keepdim=True)}, "result.mean has 1 rows"),
-        (lambda x: (x, len(x)), "result.1, a int, has no rows"),
-        (lambda x: (x, SimpleNamespace(rows=len(x))), "result.1, a SimpleNamespace, has no rows"),
+        (lambda x: (x, len(x)), "result.1, of type int, has no rows"),
+        (lambda x: (x, SimpleNamespace(rows=len(x))), "result.1, of type SimpleNamespace, has no rows"),
         (lambda x: Counted(x), "what result keeps beside its parts has no rows"),
+        (lambda x: Beside(2, [f"{row}" for row in x]), "what result keeps beside its parts has no rows"),
+        (lambda x: Beside(2, (x, "MPa")), "what result keeps beside its parts has no rows"),
+        (lambda x: Beside(2, {f"k{i}": "" for i in range(len(x))}), "what result keeps beside its parts has no rows"),
+        (lambda x: Texts(f"{row}" for row in x), "what result keeps beside its parts has no rows"),
+        (lambda x: {f"k{i}": "text" for i in range(len(x))}, "result, of type dict, has 256 parts, and no rows"),
+        (lambda x: [x[0, 0] * x for _ in x], "result has an entry per row, or rows in its entries"),
+        (lambda x: (x, range(len(x))), "result.1, of type range, has no rows"),
+        (lambda x: (x, slice(0, len(x))), "result.1, of type slice, has no rows"),
+        (lambda x: (x, bytes(len(x))), "result.1, of type bytes, has no rows"),
+        (lambda x: (x, frozenset(range(len(x)))), "result.1, of type frozenset, has no rows"),
     ],
 )
 def test_copies_do_not_count_in_what_has_no_rows(function: Any, told: str) -> None:
@@ -131,6 +160,24 @@ def test_copies_do_not_count_in_what_has_no_rows(function: Any, told: str) -> No
         padded.run(x)
     with Dispatcher(function, "cpu", shapes="few", reduce=list, cache=False) as dispatcher:
         assert str(dispatcher.run(x)) == str([function(x)])
+
+
+@pytest.mark.parametrize("made", [lambda x: (row for row in x), lambda x: Lock()], ids=["generator", "lock"])
+def test_what_cannot_be_copied_is_refused_in_words(made: Any) -> None:
+    with (
+        Dispatcher(lambda x: (x, made(x)), "cpu", shapes="padded", reduce=list, cache=False) as padded,
+        pytest.raises(ResultFormError, match=r"result\.1, of type (generator|lock), has no rows"),
+    ):
+        padded.run(torch.ones(100, 2))
+
+
+def test_copies_are_cut_off_tuples_and_not_off_dictionaries_whose_parts_have_rows() -> None:
+    def function(x: Any) -> Any:
+        return tuple(f"{row}" for row in x.tolist()), {f"k{i}": i * x for i in range(256)}, Beside(x, ["MPa", True])
+
+    x = torch.arange(4).reshape(2, 2)
+    with Dispatcher(function, "cpu", shapes="padded", cache=False) as dispatcher:
+        assert str(dispatcher.run(x)) == str(function(x))
 
 
 def test_copies_are_cut_off_lists_with_an_entry_per_row() -> None:

@@ -93,6 +93,13 @@ def with_unit(x: Any, unit: str) -> Measured:
     return made
 
 
+def kept_beside(x: Any, kept: Any) -> State:
+    """A dataclass that has something that is none of its fields."""
+    made = State(x, 2 * x)
+    vars(made)["kept"] = kept
+    return made
+
+
 def measured(n: int) -> Any:
     return with_unit(np.arange(n), "MPa")
 
@@ -110,13 +117,25 @@ class Counted:
 class Registered:
     """A pytree of the user's own, as PyTorch lets one be registered."""
 
-    def __init__(self, x: Any, unit: str) -> None:
+    def __init__(self, x: Any, unit: Any) -> None:
         self.x = x
         self.unit = unit
 
 
 pytree.register_pytree_node(
     Registered, lambda r: ([r.x], r.unit), lambda parts, unit: Registered(next(iter(parts)), unit)
+)
+
+
+class Tabled(Registered):
+    """One with names, whose context is an array."""
+
+
+pytree.register_pytree_node(
+    Tabled,
+    lambda r: ([r.x], r.unit),
+    lambda parts, unit: Tabled(next(iter(parts)), unit),
+    flatten_with_keys_fn=lambda r: ([(pytree.MappingKey("x"), r.x)], r.unit),
 )
 
 
@@ -447,11 +466,11 @@ class Odd:
 @pytest.mark.parametrize(
     ("function", "message"),
     [
-        (lambda x: (x, Odd()), r"result\.1 is a Odd, which has no rows that are known: give join=.*reduce=.*register"),
-        (lambda x: {"y": x, "odd": {1: Odd()}}, r"result\.odd\.1 is a Odd"),
-        (lambda x: (row for row in x), "result is a generator, which has no rows that are known"),
-        (lambda x: {"a": x}.values(), "result is a dict_values, which has no rows that are known"),
-        (lambda x: pandas.array(x.tolist()), "result is a IntegerArray, which has no rows that are known"),
+        (lambda x: (x, Odd()), r"result\.1, of type Odd, has no rows that are known: give join=.*reduce=.*register"),
+        (lambda x: {"y": x, "odd": {1: Odd()}}, r"result\.odd\.1, of type Odd, has no"),
+        (lambda x: (row for row in x), "result, of type generator, has no rows that are known"),
+        (lambda x: {"a": x}.values(), "result, of type dict_values, has no rows that are known"),
+        (lambda x: pandas.array(x.tolist()), "result, of type IntegerArray, has no rows that are known"),
     ],
 )
 def test_what_cannot_be_joined_is_refused_on_the_first_chunk(function: Any, message: str) -> None:
@@ -473,8 +492,8 @@ def test_what_cannot_be_joined_is_refused_on_the_first_chunk(function: Any, mess
             lambda x: (x, x.sum()),
             r"result\.1, of shape \[\], has no rows of the batch, yet differs between chunks; give join=",
         ),
-        (lambda x: (x, float(x.sum())), r"result\.1, a float, has no rows of the batch, yet differs"),
-        (lambda x: float(x.sum()), "result, a float, has no rows"),
+        (lambda x: (x, float(x.sum())), r"result\.1, of type float, has no rows of the batch, yet differs"),
+        (lambda x: float(x.sum()), "result, of type float, has no rows"),
         (
             lambda x: {"y": x} if x[0] == 0 else {"z": x},
             "chunks differ in what they return: result\\.[yz] is not in all",
@@ -507,10 +526,30 @@ def test_what_cannot_be_joined_is_refused_on_the_first_chunk(function: Any, mess
             lambda x: Counted(x),
             "what result keeps beside its parts, .*, is the same in all chunks of 3 rows, and differs",
         ),
-        (lambda x: Counted(x) if x[0] else Counted(x[:, None]), "expected|differ"),
+        (
+            lambda x: Counted(x) if x[0] else Counted(x[:, None]),
+            r"chunks differ in what they return: result\.x is \[3(, 1)?\] of torch\.int64, expected \[3(, 1)?\] of",
+        ),
+        (lambda x: kept_beside(x, f"{len(x)} rows"), r"what result keeps.* is the same in all chunks .*join='list'"),
+        (lambda x: kept_beside(x, range(len(x))), "what result keeps beside its parts.* is the same in all"),
+        (lambda x: kept_beside(x, slice(len(x))), "what result keeps beside its parts.* is the same in all"),
+        (lambda x: kept_beside(x, bytes(len(x))), "what result keeps beside its parts.* is the same in all"),
+        (lambda x: kept_beside(x, 1) if x[0] else State(x, x), "what result keeps beside its parts differs between"),
+        (lambda x: State(x, x) if x[0] else kept_beside(x, 1), "what result keeps beside its parts differs between"),
+        (
+            lambda x: titled(f"from {x[0]}", *(f"{row}" for row in x)),
+            r"what result keeps beside its parts differs between chunks; give join='list', .*or reduce=",
+        ),
+        (
+            lambda x: with_unit(x.numpy().astype("U9"), f"from {x[0]}"),
+            "what result keeps beside its parts differs between",
+        ),
         (lambda x: {"y": Registered(x, f"from {x[0]}")}, r"what result\.y keeps beside its parts.* differs between"),
         (lambda x: [x, titled(f"from {x[0]}", 1)], r"what result\.1 keeps beside its parts.* differs between"),
-        (lambda x: (x, SimpleNamespace(x=x)), r"result\.1, a SimpleNamespace, has no rows of the batch, yet differs"),
+        (
+            lambda x: (x, SimpleNamespace(x=x)),
+            r"result\.1, of type SimpleNamespace, has no rows of the batch, yet differs",
+        ),
         (
             lambda x: torch.nested.nested_tensor(list(x[:, None])),
             "nested tensor is neither cut nor joined: give the list",
@@ -524,6 +563,57 @@ def test_what_cannot_be_joined_is_refused_on_the_first_chunk(function: Any, mess
 def test_chunks_that_differ_are_refused(function: Any, message: str) -> None:
     with Dispatcher(function, TWO, sizes=3, cache=False) as dispatcher, pytest.raises(InputError, match=message):
         dispatcher.run(torch.arange(30))
+
+
+def test_what_is_beside_may_be_of_the_device_of_the_chunk() -> None:
+    for function in (lambda x: kept_beside(x, place_of(x)), lambda x: kept_beside(x, [place_of(x)])):
+        with Dispatcher(function, TWO, sizes=3, cache=False) as dispatcher:
+            assert torch.equal(dispatcher.run(torch.arange(30)).stress, 2 * torch.arange(30))
+
+
+def test_a_cache_whose_layers_are_on_several_devices() -> None:
+    def function(x: Any) -> Any:
+        cache = cached(x[:, None, None])
+        for layer in cache.layers:
+            layer.device = place_of(x[:, 0])
+        return cache
+
+    with Dispatcher(function, TWO, sizes=3, cache=False) as dispatcher:
+        assert torch.equal(dispatcher.run(rows(30)).layers[1].keys, rows(30)[:, None, None] + 1)
+
+
+def place_of(x: Any) -> Any:
+    return torch.device("cpu") if int(x[0]) else torch.device("cuda", 0)
+
+
+def test_what_is_beside_may_hold_itself() -> None:
+    def function(x: Any) -> Any:
+        kept: list[Any] = []
+        kept.append(kept)
+        return kept_beside(x, kept)
+
+    with Dispatcher(function, TWO, sizes=3, cache=False) as dispatcher:
+        assert torch.equal(dispatcher.run(torch.arange(30)).strain, torch.arange(30))
+
+
+def test_a_context_of_a_pytree_may_be_an_array() -> None:
+    with Dispatcher(lambda x: Tabled(x, np.arange(3)), TWO, sizes=3, cache=False) as dispatcher:
+        found = dispatcher.run(torch.arange(30))
+    assert torch.equal(found.x, torch.arange(30))
+    assert found.unit.tolist() == [0, 1, 2]
+
+
+@pytest.mark.parametrize("on_error", ["retry", "skip"])
+def test_what_is_beside_is_not_compared_with_fewer_rows_where_chunks_failed(on_error: Any) -> None:
+    def failing(x: Any) -> Any:
+        if x[0] == 27:
+            raise ValueError("always")
+        return kept_beside(x, len(x))
+
+    with Dispatcher(failing, "cpu", sizes=3, on_error=on_error, retries=0, cache=False) as dispatcher:
+        outcome = dispatcher.attempt(torch.arange(30))
+    assert [(failure.start, failure.stop) for failure in outcome.failures] == [(27, 30)]
+    assert outcome.missing == [(27, 30)]
 
 
 def test_metadata_that_differ_between_chunks_are_refused() -> None:
@@ -807,7 +897,7 @@ def test_a_function_that_fails_with_fewer_rows_is_told() -> None:
 
     with (
         Dispatcher(picky, TWO, sizes=16, cache=False) as dispatcher,
-        pytest.raises(ResultFormError, match=r"result\.1, a int, is the same in all chunks of 16 rows.*too few"),
+        pytest.raises(ResultFormError, match=r"result\.1, of type int, is the same in all chunks of 16 rows.*too few"),
     ):
         dispatcher.run(torch.ones(64, 3))
 

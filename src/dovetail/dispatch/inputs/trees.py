@@ -7,6 +7,7 @@ import dataclasses
 from collections.abc import Callable, Collection, Iterable, Iterator, MutableMapping
 from typing import Any, NamedTuple
 
+import numpy as np
 from torch import Size, Tensor
 from torch.utils import _pytree as pytree
 
@@ -92,7 +93,7 @@ def _opened_node(tree: Any, node: Any) -> Opened:
     parts = [part for _, part in keyed]
     if all(isinstance(key, pytree.GetAttrKey) for key, _ in keyed):  # what is no part of the tree stays with it
         return _opened_attributes(tree, names)
-    beside = None if context == names else context
+    beside = None if type(context) is list and context == names else context
     return Opened(names, parts, lambda parts: node.unflatten_fn(parts, context), beside)
 
 
@@ -164,14 +165,23 @@ def parts_of(tree: Any, place: str = "batch") -> Iterator[tuple[str, Any]]:
         yield place, tree
 
 
+def beside_of(tree: Any) -> Any:
+    """What a container keeps beside its parts, or an array of another type beside its numbers; None if nothing."""
+    if kind_of(tree) is None:
+        return None if (inside := opened(tree)) is None else inside.beside
+    own = isinstance(tree, np.ndarray) and not isinstance(tree, np.ma.MaskedArray | np.memmap)
+    return _attributes(tree) if own else None
+
+
 def beside_parts(tree: Any, place: str) -> Iterator[tuple[str, Any]]:
-    """What everything that `parts_of` looks into keeps beside its parts, if it does."""
-    if type(tree) in ATOMS or kind_of(tree) is not None or (inside := opened(tree)) is None:
+    """What everything that `parts_of` gives, or looks into, keeps beside its parts, if it does."""
+    if type(tree) in ATOMS:
         return
-    if inside.beside is not None:
-        yield place, inside.beside
-    for name, part in zip(inside.names, inside.parts, strict=True):
-        yield from beside_parts(part, place_in(place, name))
+    if (beside := beside_of(tree)) is not None:
+        yield place, beside
+    if kind_of(tree) is None and (inside := opened(tree)) is not None:
+        for name, part in zip(inside.names, inside.parts, strict=True):
+            yield from beside_parts(part, place_in(place, name))
 
 
 def closing(tree: Any) -> Callable[[Iterator[Any]], Any]:

@@ -166,6 +166,8 @@ class Preallocated:
         found = dict(parts_of(result, "result"))
         if self._parts is None or found.keys() != self._places.keys():
             return None
+        if self._beside or any(beside_parts(result, "result")):  # this is compared as well
+            return None
         pairs = []
         for place, mine in zip(self._places, self._parts, strict=True):
             part, whole = found[place], mine.whole
@@ -206,8 +208,7 @@ class Preallocated:
         if found.keys() != self._places.keys():
             odd = min(found.keys() ^ self._places.keys())
             raise ResultFormError(f"chunks differ in what they return: {odd} is not in all of them")
-        if self._beside:
-            refuse_other(self._beside, dict(beside_parts(result, "result")))
+        refuse_other(self._beside, dict(beside_parts(result, "result")))
         self._sizes.add(stop - start)
         for place, mine in zip(self._places, self._parts, strict=True):
             part = found[place]

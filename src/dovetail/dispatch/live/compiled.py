@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
-from numbers import Number
 from threading import Condition
 from typing import Any
 
@@ -13,8 +12,8 @@ from dovetail.dispatch.chunk import ResultFormError
 from dovetail.dispatch.inputs.batch import Source, TreeBatch
 from dovetail.dispatch.inputs.kinds import kind_of, rows_of
 from dovetail.dispatch.inputs.size_search import LEAST_COMPILED
-from dovetail.dispatch.inputs.trees import closing, list_like, opened, parts_of, place_in
-from dovetail.dispatch.live.joining import has_counts
+from dovetail.dispatch.inputs.trees import beside_of, closing, list_like, opened, parts_of, place_in
+from dovetail.dispatch.live.joining import may_count
 
 
 def is_compiled(function: Any) -> bool:
@@ -112,22 +111,48 @@ def cut(result: Any, rows: int, dim: int, place: str = "result") -> Any:
     >>> cut({"y": list(range(256)), "unit": "MPa"}, 2, 0)
     {'y': [0, 1], 'unit': 'MPa'}
     """
+    if _counts(beside_of(result)):
+        raise _uncut(f"what {place} keeps beside its parts has no rows")
     kind = kind_of(result)
     if kind is not None and (found := kind.rows(result, dim)) != LEAST_COMPILED:
         raise _uncut(f"{place} has {'no' if found is None else found} rows")
     if kind is not None:
         return kind.cut(result, dim, 0, rows)
-    if isinstance(result, list) and len(result) == LEAST_COMPILED:
-        return list_like(result, result[:rows])
     inside = opened(result)
     if inside is None:
-        if isinstance(result, Number) or copy.copy(result) is not result:
-            raise _uncut(f"{place}, a {type(result).__name__}, has no rows")
+        if not _is_constant(result):
+            raise _uncut(f"{place}, of type {type(result).__name__}, has no rows")
         return result
-    if has_counts(inside.beside):
-        raise _uncut(f"what {place} keeps beside its parts has no rows")
-    named = zip(inside.names, inside.parts, strict=True)
+    parts = list(inside.parts)
+    if len(parts) == LEAST_COMPILED:
+        deep = any(rows_of(part, dim) == LEAST_COMPILED for _, part in parts_of(result))
+        if isinstance(result, list) or type(result) is tuple:
+            if deep:
+                raise _uncut(f"{place} has an entry per row, or rows in its entries")
+            return list_like(result, result[:rows]) if isinstance(result, list) else result[:rows]
+        if not deep:
+            raise _uncut(f"{place}, of type {type(result).__name__}, has {len(parts)} parts, and no rows")
+    named = zip(inside.names, parts, strict=True)
     return inside.closed([cut(part, rows, dim, place_in(place, name)) for name, part in named])
+
+
+def _is_constant(value: Any) -> bool:
+    """Whether a value that has no parts tells nothing of the number of rows, as far as can be seen."""
+    try:
+        return not isinstance(value, bool) and not may_count(value) and copy.copy(value) is value
+    except Exception:  # a generator, a lock
+        return False
+
+
+def _counts(beside: Any) -> bool:
+    """Whether something that is beside the parts of a container may count the copies, or have an entry for each."""
+    if kind_of(beside) is not None or may_count(beside):
+        return True
+    try:
+        parts = [] if (inside := opened(beside)) is None else list(inside.parts)
+        return len(parts) == LEAST_COMPILED or any(map(_counts, parts))
+    except RecursionError:  # it holds itself
+        return True
 
 
 def _uncut(what: str) -> ResultFormError:

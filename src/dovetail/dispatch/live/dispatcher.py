@@ -488,7 +488,8 @@ class Dispatcher:
         if isinstance(run.output, Preallocated) and not run.output.on_host:
             run.output.detached = any(self.pool.workers[chunk.device].late for chunk in scheduler.active)
         joining_s, join_cpu_s = perf_counter(), process_time()
-        if self._backend != "ray" and self.pool.init is None:  # else the function may not work here
+        lacks = scheduler.failures or (whole and total is not None and scheduler.done_items != total)
+        if self._backend != "ray" and self.pool.init is None and not lacks:  # else the function may not work here
             run.output.witness = partial(self._witness, run)
         try:
             result = run.output.result() if self.reduce is None or not scheduler.failures else None

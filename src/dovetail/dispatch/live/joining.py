@@ -13,11 +13,12 @@ from numbers import Number
 from typing import Any
 
 import numpy as np
+import torch
 from torch import Tensor
 
 from dovetail.dispatch.chunk import ResultFormError
 from dovetail.dispatch.inputs.kinds import BatchKind, kind_of
-from dovetail.dispatch.inputs.trees import OPEN, beside_parts, grouped, list_like, opened, parts_of
+from dovetail.dispatch.inputs.trees import OPEN, beside_of, beside_parts, grouped, list_like, opened, parts_of
 
 Witness = Callable[[int], Any]  # what the function gives for another number of rows than this one
 Join = Callable[[list[Any], list[int]], Any]  # the values of one part from all chunks, and the chunks' numbers of items
@@ -25,6 +26,7 @@ WAYS_OUT = (
     "give join=, a function of the values of such a part and the chunks' sizes (join='list': the results as they are), "
     "or reduce=, a function of all results"
 )
+WAYS_OUT_BESIDE = "give join='list', for the results as they are, or reduce=, a function of all results"
 
 
 def joined_results(
@@ -39,16 +41,16 @@ def joined_results(
         first = group[0]
         kind = kind_of(first)
         alike = all(type(value) is type(first) for value in group)
-        if kind is not None and alike and _have_rows(group, sizes, dim, kind):
-            return _joined(kind, group, dim, place)
-        if kind is None and alike and opened(first) is not None:
-            if _are_items(group, sizes, dim, place):
-                return list_like(first, chain.from_iterable(group))
-            beside, *others = [{place: found.beside} for value in group if (found := opened(value)) is not None]
+        if alike:
+            beside, *others = ({place: beside_of(value)} for value in group)
             for other in others:
                 refuse_other(beside, other)
             known.check_beside(beside)
-            return OPEN
+        if kind is not None and alike and _have_rows(group, sizes, dim, kind):
+            return _joined(kind, group, dim, place)
+        if kind is None and alike and opened(first) is not None:
+            items = _are_items(group, sizes, dim, place)
+            return list_like(first, chain.from_iterable(group)) if items else OPEN
         same = alike and all(is_same(first, other) for other in group[1:])
         if same and (is_constant(group) or known.holds(place, first)):
             return first
@@ -102,27 +104,37 @@ def is_same(first: Any, other: Any) -> bool:
 
 def _differ(first: Any, other: Any) -> bool:
     """Whether what two containers keep beside their parts is surely not the same."""
-    mine, others = dict(parts_of(first)), dict(parts_of(other))
+    mine, others = _inside(first), _inside(other)
     return mine.keys() != others.keys() or any(
         type(part) is not type(others[place]) or (_has_value(part) and not is_same(part, others[place]))
         for place, part in mine.items()
     )
 
 
+def _inside(beside: Any) -> dict[str, Any]:
+    """The parts of what a container keeps beside its own; none if it holds itself."""
+    try:
+        return dict(parts_of(beside))
+    except RecursionError:
+        return {}
+
+
 def refuse_other(beside: dict[str, Any], other: dict[str, Any]) -> None:
     """An error if what containers keep beside their parts differs between two chunks."""
-    for place in beside.keys() | other.keys():
+    for place in {**beside, **other}:
         if _differ(beside.get(place), other.get(place)):
-            raise differs(f"what {place} keeps beside its parts", beside.get(place))
+            raise ResultFormError(f"what {place} keeps beside its parts differs between chunks; {WAYS_OUT_BESIDE}")
 
 
-def has_counts(beside: Any) -> bool:
-    """Whether there are numbers in what a container keeps beside its parts: they may be those of rows."""
-    return any(isinstance(part, Number) and not isinstance(part, bool) for _, part in parts_of(beside))
+def may_count(value: Any) -> bool:
+    """Whether a value may tell how many rows there were, but for texts."""
+    return isinstance(value, Number | bytes | range | slice | frozenset) and not isinstance(value, bool)
 
 
 def _has_value(part: Any) -> bool:
-    """Whether such values are told apart by what they are, and not only by where."""
+    """Whether such values are told apart by what they are, and not only by where; a device is where."""
+    if isinstance(part, torch.device):
+        return False
     return kind_of(part) is not None or (_equality(part) is not object and is_comparable(part))
 
 
@@ -167,17 +179,18 @@ class Constants:
         return is_same(value, found)
 
     def check_beside(self, beside: dict[str, Any]) -> None:
-        """The same for what containers keep beside their parts: numbers may depend on that of rows."""
+        """The same for what containers keep beside their parts: numbers and texts may depend on that of rows."""
         for place, kept in beside.items():
-            if has_counts(kept) and self._look() and _differ(kept, self._beside.get(place)):
-                raise self.sized(f"what {place} keeps beside its parts", kept)
+            counts = any(isinstance(part, str) or may_count(part) for part in _inside(kept).values())
+            if counts and self._look() and _differ(kept, self._beside.get(place)):
+                raise self.sized(f"what {place} keeps beside its parts", kept, WAYS_OUT_BESIDE)
 
-    def sized(self, place: str, value: Any) -> ResultFormError:
+    def sized(self, place: str, value: Any, ways_out: str = WAYS_OUT) -> ResultFormError:
         """The error for a part that is not, or of which it cannot be told."""
         how = f"a call with fewer fails: {self._error}" if self._error is not None else "differs with fewer rows"
         rows = next(iter(self._sizes))
         found = ResultFormError(
-            f"{place}, {_what(value)}, is the same in all chunks of {rows} rows, and {how}; {WAYS_OUT}"
+            f"{place}, {_what(value)}, is the same in all chunks of {rows} rows, and {how}; {ways_out}"
         )
         found.__cause__ = self._error
         return found
@@ -189,7 +202,7 @@ def differs(place: str, value: Any) -> ResultFormError:
 
 
 def _what(value: Any) -> str:
-    return f"of shape {list(value.shape)}" if hasattr(value, "shape") else f"a {type(value).__name__}"
+    return f"of shape {list(value.shape)}" if hasattr(value, "shape") else f"of type {type(value).__name__}"
 
 
 def refuse_unjoinable(result: Any, rows: int) -> None:
@@ -198,7 +211,7 @@ def refuse_unjoinable(result: Any, rows: int) -> None:
         if kind_of(part) is None and not is_comparable(part) and not may_be_items(result, rows):
             kind = type(part).__name__
             raise ResultFormError(
-                f"{place} is a {kind}, which has no rows that are known: {WAYS_OUT}; or "
+                f"{place}, of type {kind}, has no rows that are known: {WAYS_OUT}; or "
                 f"dispatch.register_batch_type({kind}, cut=..., join=...)"
             )
 
