@@ -544,6 +544,11 @@ def test_what_cannot_be_joined_is_refused_on_the_first_chunk(function: Any, mess
             lambda x: with_unit(x.numpy().astype("U9"), f"from {x[0]}"),
             "what result keeps beside its parts differs between",
         ),
+        (lambda x: with_unit(x.numpy(), f"{len(x)}"), "what result keeps beside its parts.* is the same in all chunks"),
+        (
+            lambda x: titled(f"{len(x)}", *(f"{row}" for row in x)),
+            "what result keeps beside its parts.* is the same in all chunks",
+        ),
         (lambda x: {"y": Registered(x, f"from {x[0]}")}, r"what result\.y keeps beside its parts.* differs between"),
         (lambda x: [x, titled(f"from {x[0]}", 1)], r"what result\.1 keeps beside its parts.* differs between"),
         (
@@ -836,6 +841,8 @@ SIZED: dict[str, tuple[Callable[[Any], Any], Callable[[int], Any]]] = {
     "tensor": (lambda x: (2 * x, torch.tensor(x.shape[0])), lambda n: n),
     "text": (lambda x: (2 * x, f"{len(x)} rows"), lambda n: f"{n} rows"),
     "array": (lambda x: (2 * x, np.float64(x.sum())), lambda n: 3.0 * n),
+    "beside a list with an entry per row": (lambda x: ([f"{row}" for row in x], len(x)), lambda n: n),
+    "beside a text in an array": (lambda x: (np.array([f"{row}" for row in x]), f"{len(x)}"), lambda n: f"{n}"),
     "deep": (lambda x: (2 * x, {"all": {"n": str(len(x))}}), lambda n: {"all": {"n": str(n)}}),
 }
 

@@ -225,7 +225,11 @@ class Preallocated:
 
     def result(self) -> Any:
         if self._collected is not None:
-            return self._collected.result()
+            self._collected.witness = self.witness
+            try:
+                return self._collected.result()
+            finally:
+                self._collected.witness = None  # as here, it would keep the batch alive
         if self._parts is None:
             return None
         known = Constants(self._sizes, None if self._sizes == {self.total} else self.witness)
