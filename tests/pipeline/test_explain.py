@@ -13,12 +13,12 @@ from dovetail.core.journal import Reader
 from dovetail.core.results.charts import charts_of
 from dovetail.pipeline import explain as module
 from dovetail.pipeline.explain import curves, what_if
-from dovetail.pipeline.inputs.files import load
 from dovetail.pipeline.plan import Constraints, Infeasible, InfeasibleError, Objective, Plan
 from dovetail.pipeline.planner import plan
 from dovetail.pipeline.policies.base import plan as plan_any
 from dovetail.pipeline.simulate import simulate
 from dovetail.testing.pipeline import random_pipeline
+from dovetail.testing.pipeline.answers import loaded
 from dovetail.testing.pipeline.cases import random_case
 from dovetail.testing.pipeline.oracle import OBJECTIVES, Oracle
 
@@ -94,15 +94,7 @@ def test_a_change_is_that_of_what_the_plan_is_made_for(objective: Objective) -> 
     for seed in range(50_000, 50_060):
         case = random_case(seed)
         case.batch_sizes, case.links = case.batch_sizes[:1], None
-        problem = load(
-            case.models,
-            case.device_types,
-            case.devices,
-            batch_size=case.batch_sizes[0],
-            dtype=case.dtype,
-            buffers_in=case.buffers_in,
-            buffers_out=case.buffers_out,
-        )
+        problem = loaded(case, case.batch_sizes[0])
         try:
             made = plan_any(
                 problem, objective=objective, microbatches=case.microbatches, slack=case.slack, **case.limits

@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from dovetail.pipeline.inputs.files import load
 from dovetail.pipeline.inputs.problem import DeviceClass, Pipeline
 from dovetail.pipeline.optimise import infeasible
 from dovetail.pipeline.optimise.clock import SearchClock
@@ -17,6 +16,7 @@ from dovetail.pipeline.plan import Constraints, Infeasible, InfeasibleError, Pla
 from dovetail.pipeline.planner import plan
 from dovetail.pipeline.policies.base import plan as plan_any
 from dovetail.testing.pipeline import random_pipeline
+from dovetail.testing.pipeline.answers import loaded
 from dovetail.testing.pipeline.cases import random_case
 from dovetail.testing.pipeline.oracle import Case, Definition, Oracle
 
@@ -228,16 +228,7 @@ def test_every_cause_is_named_and_no_other() -> None:
         case.batch_sizes = case.batch_sizes[:1]
         if Oracle(case).every:
             continue
-        p = load(
-            case.models,
-            case.device_types,
-            case.devices,
-            batch_size=case.batch_sizes[0],
-            dtype=case.dtype,
-            buffers_in=case.buffers_in,
-            buffers_out=case.buffers_out,
-            links=case.links,
-        )
+        p = loaded(case, case.batch_sizes[0])
         if not p.classes or any(case.limits.get(end, p.hosts[0]) not in p.hosts for end in ("first", "last")):
             continue
         with pytest.raises(InfeasibleError) as told:

@@ -21,6 +21,7 @@ from dovetail.pipeline.policies.auction import auction
 from dovetail.pipeline.policies.base import plan as plan_any
 from dovetail.pipeline.policies.proportional import by_memory
 from dovetail.testing.pipeline import random_pipeline
+from dovetail.testing.pipeline.answers import loaded
 from dovetail.testing.pipeline.cases import random_case
 from dovetail.testing.pipeline.oracle import Oracle
 
@@ -156,16 +157,7 @@ def test_what_is_left_of_a_pool_is_a_pool_of_its_own() -> None:
         if case.links is None or case.limits.get("replicas", 1) == 1:
             continue
         limits = {key: value for key, value in case.limits.items() if key not in ("first", "last")}
-        problem = load(
-            case.models,
-            case.device_types,
-            case.devices,
-            batch_size=case.batch_sizes[0],
-            dtype=case.dtype,
-            buffers_in=case.buffers_in,
-            buffers_out=case.buffers_out,
-            links=case.links,
-        )
+        problem = loaded(case, case.batch_sizes[0])
         for gone in problem.hosts:
             devices = {kind: [host for host in hosts if host != gone] for kind, hosts in case.devices.items()}
             left = replace(case, devices=devices, batch_sizes=case.batch_sizes[:1], limits=limits)

@@ -224,23 +224,8 @@ def test_what_is_drained_is_known_after_a_restart() -> None:
     assert lease.end == "stop"
 
 
-def test_a_lease_that_nobody_renewed_is_told_of_once() -> None:
-    world = World()
-    world.place(1, 0)
-    world.prepare()
-    (node, _) = world.nodes
-    for _ in range(2):
-        world.talk(node)
-    (run,) = node.working(world.now)
-    world.now += ROUND_S + 0.5  # the service was stopped, and the process left when its lease was over
-    node.end(run, world.now)
-    world.talk(node)
-    world.talk(node)
-    exited = [rows.columns for rows in world.rows if rows.of == "exited"]
-    assert exited == [{"id": [1], "epoch": [1], "why": [RAN_OUT]}]
-
-
-def test_a_lease_that_nobody_could_renew_on_a_node_in_trouble_is_not_told_of() -> None:
+def a_lease_that_ran_out() -> tuple[World, Node]:
+    """The service was stopped, and the process left when its lease was over."""
     world = World()
     world.place(1, 0)
     world.prepare()
@@ -250,6 +235,19 @@ def test_a_lease_that_nobody_could_renew_on_a_node_in_trouble_is_not_told_of() -
     (run,) = node.working(world.now)
     world.now += ROUND_S + 0.5
     node.end(run, world.now)
+    return world, node
+
+
+def test_a_lease_that_nobody_renewed_is_told_of_once() -> None:
+    world, node = a_lease_that_ran_out()
+    world.talk(node)
+    world.talk(node)
+    exited = [rows.columns for rows in world.rows if rows.of == "exited"]
+    assert exited == [{"id": [1], "epoch": [1], "why": [RAN_OUT]}]
+
+
+def test_a_lease_that_nobody_could_renew_on_a_node_in_trouble_is_not_told_of() -> None:
+    world, node = a_lease_that_ran_out()
     world.book.heard(replace(node.beat(world.now), trouble="its folder was removed"), world.now)
     assert not [rows for rows in world.rows if rows.of == "exited"]
     assert [rows.columns["device"] for rows in world.rows if rows.of == "failed"] == [[0, 1]]

@@ -21,14 +21,15 @@ _LONG_S = 600.0  # more than any machine needs for a small question
 def faults(case: Case) -> Iterator[str]:
     """What is wrong with the planner's answers to a case: every objective, and the front of its first batch size."""
     oracle = Oracle(case)
-    problems = [_loaded(case, size) for size in case.batch_sizes]
+    problems = [loaded(case, size) for size in case.batch_sizes]
     for objective in OBJECTIVES:
         yield from (f"{objective}: {fault}" for fault in _objective_faults(case, oracle, problems, objective))
     alone = Oracle(replace(case, batch_sizes=case.batch_sizes[:1]))
     yield from (f"front: {fault}" for fault in _front_faults(alone, problems[0]))
 
 
-def _loaded(case: Case, batch_size: int) -> pipeline.Pipeline:
+def loaded(case: Case, batch_size: int) -> pipeline.Pipeline:
+    """What the planner is asked about, for one of its batch sizes."""
     return pipeline.load(
         case.models,
         case.device_types,
